@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from topdp.agents.agreement import identity, manifest
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
@@ -35,7 +36,6 @@ from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import end_all
 from topdp.runs.config import RunConfig
 
@@ -49,19 +49,17 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
     ledger = Ledger(folder / name / "state", terms.hash, name)
     me = identity.load_identity(folder / name / "identity")
     transport = GrpcTransport(me, terms)
+    directory = CardDirectory(terms)
     peers = PeerContacts(
-        name=name,
-        neighbours=[other],
         terms=LinkTerms(terms.hash, "benchmark", "benchmark"),
         ledger=ledger,
         inbox=Inbox(ledger, {other: range(rows)}),
         transport=transport,
         check_row=lambda peer, round, body: row_payload.decode(body, numbers),
-        refusals=RefusalLog(name),
-        signatures=RowSignatures(name, terms, me),
+        signatures=RowSignatures(directory, me),
         last_round=rows - 1,
         hooks=AgentHooks(),
-        card_updates=CardUpdates(terms, name, ledger=ledger),
+        card_updates=CardUpdates(name, ledger, directory),
     )
     await transport.start(RequestHandlers(peers).handle)
     peers.spawn(OutboxSender(peers).serve(other))

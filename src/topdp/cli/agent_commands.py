@@ -42,13 +42,10 @@ def init(
 
 def _expect_usable(manifest_file: Path, identity: Path) -> None:
     """Raise an error if the manifest or the identity cannot be used. This check does not load torch."""
-    from topdp.agents.agreement.amendments import expect_all_signed
     from topdp.agents.agreement.card_succession import load_identities
     from topdp.agents.agreement.manifest import read_manifest
 
-    manifest = read_manifest(manifest_file)
-    manifest.number(load_identities(identity)[0].card.name)
-    expect_all_signed(manifest)
+    read_manifest(manifest_file).number(load_identities(identity)[0].card.name)
 
 
 def start(
@@ -96,12 +93,6 @@ def start(
     after: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The state folder of the run that the amendment ends.")
     ] = None,
-    upgrade: Annotated[
-        bool,
-        typer.Option(
-            "--upgrade", help="Continue a ledger of an older version. You confirm that it is the newest copy."
-        ),
-    ] = False,
     site: agent_options.Site = None,
     as_json: Json = False,
 ) -> None:

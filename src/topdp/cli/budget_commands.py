@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from topdp.agents.ledger.ledger_entries import finite_or_none
 from topdp.cli.agent_options import IdentityFolder, Site, State, epsilon_in_words
 from topdp.errors import InputError
 from topdp.views.terminal.console import Json, print_result, show
@@ -61,7 +61,7 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
     limit, runs, spent = budget.limit, budget.runs(), budget.spent()
     facts = {
         "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
-        "epsilon": {kind: _finite(each.epsilon) for kind, each in spent.items()},
+        "epsilon": {kind: finite_or_none(each.epsilon) for kind, each in spent.items()},
         "delta": {kind: each.delta for kind, each in spent.items()},
         "runs": runs,
     }
@@ -73,7 +73,7 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
         status = "spent" if run["final"] else "reserved"
         table.add_row(*map(str, (*cells, run["delta"], run["adjacency"], status)))
     totals = [
-        f"Largest total of a record: epsilon {epsilon_in_words(_finite(each.epsilon))}, delta "
+        f"Largest total of a record: epsilon {epsilon_in_words(finite_or_none(each.epsilon))}, delta "
         f"{each.delta:.3g} ({kind})."
         for kind, each in spent.items()
     ]
@@ -129,13 +129,10 @@ def close_run(
     """
     from topdp.agents.node import site_reservation
 
-    epsilon = _finite(site_reservation.close_run(site_reservation.site_folder(site, identity)[0], state))
+    folder, _ = site_reservation.site_folder(site, identity)
+    epsilon = finite_or_none(site_reservation.close_run(folder, state))
     print_result(
         as_json,
         {"epsilon": epsilon},
         f"The run is final: epsilon {epsilon_in_words(epsilon)} spent. Its records enter no further round.",
     )
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

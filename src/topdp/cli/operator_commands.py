@@ -54,13 +54,12 @@ def _watch(state: Path, as_json: bool) -> None:
     try:
         while True:
             facts = agent_status.read_status(state)
-            has_changed = agent_status.stable_facts(facts) != shown
-            shown = agent_status.stable_facts(facts)
+            earlier, shown = shown, {**facts, "written": None, "heard": None}  # these change all the time
             if on_terminal:
                 out.clear()
                 table = tables.facts(str(facts["agent"]), agent_status.describe_status(facts))
                 show(table, "Ctrl-C ends this display, not the agent.")
-            elif has_changed:
+            elif shown != earlier:
                 print_result(as_json, facts, agent_status.status_line(state, facts))
             if agent_status.finished(facts):
                 return

@@ -109,7 +109,7 @@ def test_after_its_time_a_card_names_nobody(directory):
     with pytest.raises(SuccessorOrderError, match="valid from"):
         directory.accept(sign_successor(1, ADA, NEW), late)
     directory.accept(sign_successor(1, ADA, NEW))  # in time; on the books it stays
-    directory.restore(sign_successor(1, ADA, NEW))
+    directory.accept(sign_successor(1, ADA, NEW), is_recorded=True)
 
 
 def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no_ledger_shut(directory):
@@ -118,7 +118,9 @@ def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no
     with pytest.raises(SuccessorOrderError, match="begins earlier"):
         directory.accept(bomb)
     assert directory.number("ada") == 0
-    directory.restore(bomb)  # books that have it, from before it was refused, open all the same
+    directory.accept(
+        bomb, is_recorded=True
+    )  # books that have it, from before it was refused, open all the same
     assert directory.card("ada") == old.card
 
 

@@ -1,156 +1,69 @@
-"""Ledgers of older formats go on where they were; those of newer ones are left alone."""
+"""Ledgers of other formats are refused and left alone."""
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 
-from topdp.agents.ledger import event_journal, start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_database import LEDGER_FILE, LEDGER_FORMAT
-from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost, TamperedError, digest_of
+from topdp.agents.ledger.ledger_entries import (
+    LedgerError,
+    ReleaseCost,
+    TamperedError,
+    chain_hash,
+    genesis_hash,
+)
 from topdp.agents.node import agent_process
-from topdp.agents.wire.transport import ReplyCode
-from topdp.errors import TrustError
 
-FORMAT_4 = Path(__file__).with_name("format_4.sql")  # as the last topdp of that format wrote it
 MINE = {"federation": "federation", "agent": "ada", "guarantee": "adaptive"}
 
 
 @pytest.fixture
-def old(tmp_path):
-    """The books of ada, in the middle of a run: eve is quarantined, bob owes answers, rounds are missing."""
-    db = sqlite3.connect(tmp_path / LEDGER_FILE)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.executescript(FORMAT_4.read_text())
-    db.close()
+def folder(tmp_path):
+    """The state folder of ada, in the middle of a run."""
+    ledger = Ledger(tmp_path, **MINE)
+    ledger.release(0, ReleaseCost(1.0, 1.0, 1.0), {"bob": b"row"}, b"state")
+    ledger.close()
     return tmp_path
 
 
-def dump(path):
-    db = sqlite3.connect(path)
-    try:
-        return list(db.iterdump())
-    finally:
-        db.close()
+def changed(folder, *statements):
+    """Execute SQL in the ledger's file, and return the bytes of the file after it."""
+    db = sqlite3.connect(folder / LEDGER_FILE)
+    for statement in statements:
+        db.execute(*statement)
+    db.commit()
+    db.close()
+    return (folder / LEDGER_FILE).read_bytes()
 
 
-def test_an_old_ledger_goes_on_with_its_charges_and_verifies(old):
-    before = dump(old / LEDGER_FILE)
-    ledger = Ledger(old, **MINE)
-    assert (ledger.total, ledger.round, ledger.last_sent_round, ledger.last_entry.number) == (1.625, 9, 6, 8)
-    assert ledger.meta["format"] == str(LEDGER_FORMAT) and ledger.meta["migrated_from"] == "4"
-    assert ledger.unacknowledged("bob") == [4, 5, 6] and ledger.body("bob", 5) == b"row 5"
-    assert (ledger.last_received("bob"), ledger.stopped_at, ledger.departed_members()) == (5, 6, {"eve": 4})
-    assert ledger.quarantined("eve").code is ReplyCode.EQUIVOCATION and ledger.finished("eve")
-    assert verify(ledger) == 9
-    for round in range(10, 90):  # and is compacted on the way
-        ledger.release(round, ReleaseCost(0.0, 3.0, 0.0), {"bob": b"new %d" % round}, b"state", kind="noise")
-        for each in ledger.unacknowledged("bob"):
-            ledger.acknowledge("bob", each)
-    assert verify(ledger) == 89 and ledger.total == 1.625
-    assert ledger.digest_sent("bob", 2) == digest_of(b"row 2") and ledger.digest_sent("bob", 9) is None
-    assert [bool(entry.books) for entry in ledger.entries()] == [False] * 9 + [True] * 80
-    ledger.close()
-    again = Ledger(old, **MINE)
-    assert verify(again) == 89
-    again.close()
-    assert dump(old / f"{LEDGER_FILE}.format-4") == before
+@pytest.mark.parametrize("format", [str(LEDGER_FORMAT + 1), "4", "none"])
+@pytest.mark.parametrize("writable", [True, False])
+def test_another_format_is_named_and_left_alone(folder, format, writable):
+    before = changed(folder, ("UPDATE meta SET value = ? WHERE key = 'format'", (format,)))
+    with pytest.raises(LedgerError, match=f"Expected a ledger of format 5 in .*, got {format}: another"):
+        Ledger(folder, **MINE, writable=writable)
+    assert (folder / LEDGER_FILE).read_bytes() == before
+    assert agent_process._read_ledger_meta(folder) == {}
 
 
-def test_who_only_reads_an_old_ledger_changes_nothing(old):
-    before = (old / LEDGER_FILE).read_bytes()
-    reader = Ledger(old, writable=False)
-    assert verify(reader) == 9 and reader.total == 1.625 and reader.recorded_peers() == ["bob", "eve"]
+def test_who_only_reads_changes_nothing(folder):
+    before = changed(folder)
+    reader = Ledger(folder, writable=False)
+    assert verify(reader) == 1 and reader.total == 1.0
     reader.close()
-    assert (old / LEDGER_FILE).read_bytes() == before and not list(old.glob("*.format-4"))
+    assert (folder / LEDGER_FILE).read_bytes() == before
 
 
-def test_a_kill_while_it_is_brought_up_leaves_the_old_one(old, monkeypatch):
-    def die(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(event_journal, "backfill", die)
-        with pytest.raises(KeyboardInterrupt):
-            Ledger(old, **MINE)
-    db = sqlite3.connect(old / LEDGER_FILE)
-    assert db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() == ("4",)
-    assert db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'notes'").fetchone() == (0,)
-    db.close()
-    ledger = Ledger(old, **MINE)
-    assert verify(ledger) == 9
+def test_a_ledger_that_was_converted_with_charges_of_format_4_is_refused(folder):
+    """Nobody signed the rows of these charges, so an old copy could not be found out."""
+    ledger = Ledger(folder, writable=False)
+    text = next(ledger.entries()).text().replace(next(ledger.entries()).books, "")
+    head = chain_hash(genesis_hash(ledger.meta), text)
     ledger.close()
-
-
-@pytest.mark.parametrize("writable", [True, False])
-def test_what_was_tampered_with_does_not_become_a_newer_ledger(old, writable):
-    db = sqlite3.connect(old / LEDGER_FILE)
-    db.execute("UPDATE charges SET entry = replace(entry, '\"charge\": 0.25', '\"charge\": 0.05')")
-    db.commit()
-    db.close()
-    with pytest.raises(TamperedError):
-        verify(Ledger(old, **MINE, writable=writable))
-    db = sqlite3.connect(old / LEDGER_FILE)
-    assert db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() == ("4",)
-    db.close()
-
-
-@pytest.mark.parametrize("format", [str(LEDGER_FORMAT + 1), "3", "none"])
-@pytest.mark.parametrize("writable", [True, False])
-def test_a_format_that_is_not_known_is_left_alone(old, format, writable):
-    db = sqlite3.connect(old / LEDGER_FILE)
-    db.execute("UPDATE meta SET value = ? WHERE key = 'format'", (format,))
-    db.commit()
-    db.close()
-    before = (old / LEDGER_FILE).read_bytes()
-    with pytest.raises(LedgerError, match="another version of topdp"):
-        Ledger(old, **MINE, writable=writable)
-    assert (old / LEDGER_FILE).read_bytes() == before
-
-
-def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
-    ledger = Ledger(old, **MINE)
-    ledger.release(10, ReleaseCost(0.0, 3.0, 0.0), {}, b"state", kind="noise")
+    changed(folder, ("UPDATE charges SET entry = ?, hash = ?", (text, head)))
+    ledger = Ledger(folder, **MINE)
+    with pytest.raises(TamperedError, match="like entries of format 4"):
+        verify(ledger)
     ledger.close()
-    db = sqlite3.connect(old / LEDGER_FILE)
-    db.execute("UPDATE inbox SET digest = 'other' WHERE sender = 'bob' AND round = 0")
-    db.commit()
-    db.close()
-    with pytest.raises(TamperedError, match="received rows"):
-        verify(Ledger(old, writable=False))
-
-
-def test_rows_that_nobody_signed_are_gone_on_with_once_a_person_has_said_so(old):
-    """An old copy of such books could not be found out: neighbours have nothing to show."""
-    with pytest.raises(TrustError, match="--upgrade"):
-        agent_process._read_ledger_meta(old, upgrade=False)
-    assert agent_process._read_ledger_meta(old, upgrade=True)["agent"] == "ada"
-    ledger = Ledger(old, **MINE)
-    ledger.release(
-        10, ReleaseCost(0.0, 3.0, 0.0), {}, b"state", kind="noise"
-    )  # by another command, or killed since
-    ledger.close()
-    with pytest.raises(TrustError, match="did not sign rows"):
-        agent_process._read_ledger_meta(old, upgrade=False)
-    ledger = Ledger(old, **MINE)
-    start_choices.record_upgrade(ledger)
-    assert verify(ledger) == 10
-    ledger.close()
-    assert agent_process._read_ledger_meta(old, upgrade=False)["agent"] == "ada"
-
-
-def test_nothing_is_asked_where_no_row_was_sent_or_all_were_signed(old, tmp_path):
-    new = Ledger(tmp_path / "new", **MINE)
-    new.release(0, ReleaseCost(1.0, 1.0, 1.0), {"bob": b"row"}, b"state")
-    start_choices.record_upgrade(new)
-    assert start_choices.UPGRADE_KEY not in new.meta
-    new.close()
-    db = sqlite3.connect(old / LEDGER_FILE)
-    for table in ("charges", "outbox", "inbox", "state", "pairs"):
-        db.execute(f"DELETE FROM {table}")
-    db.commit()
-    db.close()
-    for folder in (old, tmp_path / "new"):
-        assert agent_process._read_ledger_meta(folder, upgrade=False)["agent"] == "ada"

@@ -339,7 +339,7 @@ class Three(RuleBasedStateMachine):
                 self.pairing[one].give_up()
             return
         round = self.books[other].round
-        self.yes.append((id, one, other, round, self.pairing[other].own_row(round), own))
+        self.yes.append((id, one, other, round, self.pairing[other].ledger.body(ANY_RECEIVER, round), own))
 
     @rule(data=st.data(), keep=st.booleans())
     def decide(self, data, keep):
@@ -354,7 +354,7 @@ class Three(RuleBasedStateMachine):
     @rule(one=st.sampled_from(names), acknowledged=st.booleans())
     def tell(self, one, acknowledged):
         for pair in self.pairing[one].unconfirmed():
-            body = self.pairing[one].own_row(pair.own_round)
+            body = self.pairing[one].ledger.body(ANY_RECEIVER, pair.own_round)
             assert self.pairing[pair.partner].committed(pair.id, one, pair.own_round, body).accepted
             if acknowledged:
                 self.pairing[one].confirm(pair.id)
@@ -369,7 +369,7 @@ class Three(RuleBasedStateMachine):
         if outcome is ReplyCode.ABORTED:
             self.pairing[one].aborted(pair.id)
         elif outcome is ReplyCode.COMMITTED:
-            body = self.pairing[pair.partner].own_row(theirs.own_round)
+            body = self.pairing[pair.partner].ledger.body(ANY_RECEIVER, theirs.own_round)
             assert self.pairing[one].committed(pair.id, pair.partner, theirs.own_round, body).accepted
 
     @rule(one=st.sampled_from(names))

@@ -19,13 +19,14 @@ def small(folder, *changes):
     return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
 
 
-def test_an_agent_that_is_started_again_after_a_renewal_shows_its_new_certificate(tmp_path):
+def test_an_agent_that_is_started_again_after_a_renewal_shows_its_new_certificate(tmp_path, killed_at):
     folder = tmp_path / "run" / "agents"
     terms = federation_demo.prepare(small(tmp_path), folder, Rules(idle_timeout=60.0))[1]
     renewed = card_succession.renew(folder / "agent0" / "identity")
     assert renewed.card.fingerprint != terms.card("agent0").fingerprint
-    codes = federation_demo.run_processes(folder, terms.names, seeded=True, failpoints={0: "after_ledger:5"})
-    assert codes == [0, 0, 0]
+    kills = killed_at(agent0="after_ledger:5")
+    codes = federation_demo.run_processes(folder, terms.names, seeded=True)
+    assert codes == [0, 0, 0] and len(kills) == 1
     for name in ("agent1", "agent2"):
         ledger = Ledger(folder / name / "state", writable=False)
         assert ledger.meta[SHOWN_KEY + "agent0"] == "1" and ledger.round == 8

@@ -69,7 +69,7 @@ def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
 def taken(tmp_path):
     made = federation(tmp_path)
     ledger = Ledger(tmp_path / "books", made.setup.manifest.hash, made.names[0])
-    return CardUpdates(made.setup.manifest, made.names[0], ledger=ledger), ledger
+    return CardUpdates(made.names[0], ledger, restore_directory(made.setup.manifest, ledger.meta)), ledger
 
 
 def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fork(tmp_path):
@@ -77,7 +77,8 @@ def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fo
     name = CARDS[3].name
     new, thief = (identity.generate(name, CARDS[3].address) for _ in range(2))
     assert cards.accept(sign_successor(1, IDENTITIES[name], new).text().encode())[0] is ReplyCode.OK
-    again = CardUpdates(federation(tmp_path).setup.manifest, CARDS[0].name, ledger=ledger)
+    directory = restore_directory(federation(tmp_path).setup.manifest, ledger.meta)
+    again = CardUpdates(CARDS[0].name, ledger, directory)
     assert again.directory.card(name) == new.card
     code, words, culprit = again.accept(sign_successor(1, IDENTITIES[name], thief).text().encode())
     assert (code, culprit) == (ReplyCode.EQUIVOCATION, name) and "two parties" in words
@@ -142,8 +143,8 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
             assert [reply.ok for reply in replies] == [True] * card_succession.MAX_SUCCESSORS + [False, False]
             assert "at most" in agent.ledger.quarantined(pest).words
             told = 0
-            while (card := agent.cards.next_unsent(other)) is not None:
-                agent.cards.record_reply(other, card[0], Reply(ReplyCode.OK))
+            while (card := agent.peers.card_updates.next_unsent(other)) is not None:
+                agent.peers.card_updates.record_reply(other, card[0], Reply(ReplyCode.OK))
                 told += 1
             assert told == card_succession.MAX_SUCCESSORS
         finally:

@@ -176,7 +176,7 @@ def test_an_empty_sample_has_no_gradient(tmp_path, monkeypatch):
     assert torch.equal(mine.gradients.mean(0, mine.start), torch.zeros_like(mine.start))
 
 
-def test_real_processes_keep_the_simulators_order_through_kills(tmp_path):
+def test_real_processes_keep_the_simulators_order_through_kills(tmp_path, killed_at):
     """Unseeded, with next to no noise: whoever shuffles anew ends elsewhere than the simulator."""
     wanted = config.read(
         changes=[
@@ -190,9 +190,8 @@ def test_real_processes_keep_the_simulators_order_through_kills(tmp_path):
             "data.batch={cycle=10}",
         ]
     )
-    found = federation_demo.run(
-        wanted, tmp_path / "demo", failpoints={0: "after_ledger:3", 1: "before_ledger:5"}
-    )
+    kills = killed_at(agent0="after_ledger:3", agent1="before_ledger:5")
+    found = federation_demo.run(wanted, tmp_path / "demo")
     simulated = runs.run(wanted, tmp_path / "simulator", "cpu").estimates.numpy()
     np.testing.assert_allclose(RunFolder.open(tmp_path / "demo").estimates, simulated, atol=1e-4)
-    assert not found["seeded"] and [each["code"] for each in found["agents"]] == [0, 0, 0]
+    assert len(kills) == 2 and not found["seeded"] and [each["code"] for each in found["agents"]] == [0, 0, 0]

@@ -1,6 +1,7 @@
 """Sums of clipped gradients: a record moves them by what the clip allows, to the last digits that count."""
 
 from fractions import Fraction
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -19,6 +20,11 @@ from topdp.learning.models import FlatModel
 from topdp.plan.batches import Full
 
 CLIP = 4.0
+
+
+def moving(plan, moved, period=1):
+    """The spending of agent 0, as far as `rounded_share` reads it: a record moves its mean by `moved`."""
+    return SimpleNamespace(plan=plan, owner=0, sensitivity=moved, batches=SimpleNamespace(period=period))
 
 
 def excess(summed, targets):
@@ -85,8 +91,9 @@ def test_what_rounding_is_left_is_in_the_bound_that_is_checked_at_the_start(tmp_
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=2)
     mine = made.context(0)
     off, moved = mine.gradients.exact.rounding_bound(2000, 1.0, 2000), 1 / 2000
-    facts = (made.setup.plan, 0, mine.meter.planned, moved, 1.0, 1e-9)
-    assert 0 < rounded_share(*facts, off) - rounded_share(*facts) < 1e-8 < MAX_ROUNDED_SHARE
+    facts = (moving(made.setup.plan, moved), mine.meter.planned, 1.0, 1e-9)
+    shares = [rounded_share(*facts, added, together=True) for added in (0.0, off)]
+    assert 0 < shares[1] - shares[0] < 1e-8 < MAX_ROUNDED_SHARE
     with (
         mock.patch.object(ExactGradients, "rounding_bound", lambda *_: moved),
         pytest.raises(InputError, match="smaller batches"),
@@ -136,14 +143,17 @@ def test_the_share_is_that_of_the_rounds_that_use_a_record(tmp_path):
     """Steps become smaller, and rounding next to them larger: the last class of rounds has most of it."""
     plan = federation(tmp_path, "train.fading=linear", rounds=5).setup.plan
     even = np.ones(plan.releases)
-    alone = [rounded_share(plan, 0, even[: k + 1], 1e-3, 1.0, 1e4, period=k + 1) for k in range(6)]
-    assert alone[-1] == pytest.approx(rounded_share(plan, 0, even, 1e-3, 1.0, 1e4, together=False))
-    assert alone[-1] > 1.2 * rounded_share(plan, 0, even, 1e-3, 1.0, 1e4)
+    facts = (even, 1.0, 1e4, 0.0)
+    alone = [
+        rounded_share(moving(plan, 1e-3, k + 1), even[: k + 1], *facts[1:], together=True) for k in range(6)
+    ]
+    assert alone[-1] == pytest.approx(rounded_share(moving(plan, 1e-3), *facts, together=False))
+    assert alone[-1] > 1.2 * rounded_share(moving(plan, 1e-3), *facts, together=True)
 
 
 def test_rows_that_a_rule_takes_number_by_number_may_be_longer(tmp_path):
     shares = [
-        rounded_share(made.setup.plan, 0, np.ones(made.setup.plan.releases), 1e-3, 1.0, 1e4)
+        rounded_share(moving(made.setup.plan, 1e-3), np.ones(made.setup.plan.releases), 1.0, 1e4, 0.0, True)
         for made in (
             federation(tmp_path, "method.name=dsgd"),
             federation(tmp_path, "method.name=dsgd", "robust.rule=trimmed"),

@@ -476,7 +476,7 @@ def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
     monkeypatch.setattr(RunSecret, "resume", lambda self, public, booked: resume(self, public, 10**6))
     monkeypatch.setattr(RollbackMark, "_read", lambda self: self._last)
     monkeypatch.setattr(PeerBeliefs, "judge", lambda *_: True)
-    monkeypatch.setattr(PlannedLoop, "_is_lost", lambda self, peer: True)
+    monkeypatch.setattr(PlannedLoop, "_all_answered", lambda self, shared_draws: True)
     made = sharing(tmp_path / "run", rounds=40)
     wire, _ = on_virtual_time(rolled_back(made, tmp_path, [made.state(0)]))
     assert max(rows_of_ada(wire).values()) == 2

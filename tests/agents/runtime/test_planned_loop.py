@@ -10,6 +10,7 @@ import torch
 from history import Crash, Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp import topology
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import inbox
 from topdp.agents.ledger.ledger import Ledger
@@ -435,7 +436,7 @@ def told(made, peers=("bob",), **changes):
 def shown(made, round=2, digest="0" * 64, signer="ada"):
     """What bob shows for a row of ada's, signed by whoever that is."""
     private = made.private(made.names.index(signer))
-    proof = RowSignatures("ada", made.setup.manifest, private.identity).sign("bob", round, digest)
+    proof = RowSignatures(CardDirectory(made.setup.manifest), private.identity).sign("bob", round, digest)
     return {"seen": round, "seen_digest": digest, "seen_signature": proof.hex()}
 
 

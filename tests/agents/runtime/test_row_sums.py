@@ -73,15 +73,24 @@ def test_a_step_enters_whole_in_meetings_too(tmp_path):
 def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
     """Where mix and draw cancel, float32 would show all digits of float64 that are left."""
     row = torch.full((5,), 1 / 3, dtype=torch.float64)
-    found = add_noise(
-        row, lambda noise: noise.add_(-1 / 3 + 1e-9 * torch.arange(5)), [0.3, -0.1], torch.float32
-    )
+
+    class Known:
+        """Together, the two draws are these numbers."""
+
+        def __init__(self, numbers):
+            self.numbers = numbers
+
+        def add(self, noise, std, round, draw):
+            noise.add_(self.numbers, alpha=0.5)
+
+    noise = [(0.3, 0, 0), (-0.1, 0, 1)]
+    found = add_noise(row, Known(-1 / 3 + 1e-9 * torch.arange(5)), noise, torch.float32)
     assert found.tolist() == [0.0] * 5 and found.dtype == torch.float32
-    found = add_noise(row * 0 + 1e5 / 3, lambda noise: noise.sub_(1e5), [0.3, -0.1], torch.float64)
+    found = add_noise(row * 0 + 1e5 / 3, Known(torch.full((5,), -1e5)), noise, torch.float64)
     grid = grid_of(0.1)
     assert GRID_STEP_PER_STD * 0.05 < grid <= GRID_STEP_PER_STD * 0.1 and math.frexp(grid)[0] == 0.5
     assert float(found[0]) / grid == round(float(found[0]) / grid) and abs(float(found[0]) + 2e5 / 3) <= grid
-    assert add_noise(row.clone(), lambda noise: None, [], torch.float64).equal(row)  # no noise, no grid
+    assert add_noise(row.clone(), None, [], torch.float64).equal(row)  # no noise, no grid
 
 
 def test_draws_are_those_of_exact_arithmetic_far_below_the_step():

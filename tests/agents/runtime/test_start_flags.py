@@ -1,8 +1,6 @@
 """What a start was told stays on the books: restarts can be stricter, and hide nothing."""
 
 import json
-import shutil
-import sqlite3
 
 import pytest
 from history import faults, federation, live, on_virtual_time
@@ -10,8 +8,7 @@ from history import faults, federation, live, on_virtual_time
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.ledger.ledger_database import LEDGER_FILE
-from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost, chain_hash, genesis_hash
+from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost
 from topdp.agents.runtime.agent import RESULT_FILE
 from topdp.runs.config import ConfigError
 
@@ -92,58 +89,3 @@ def test_a_choice_before_the_first_release_is_kept_and_one_after_it_refused(tmp_
         start_choices.record_choices(other, **flags, requested=None, granted=2.0)
     assert start_choices.recorded_budget(other) == 1.0 and not start_choices.ever_chosen(other, key)
     other.close()
-
-
-def to_format_4(folder):
-    """The same books as topdp wrote them before: entries bind no logs, every sent row is in the outbox."""
-    db = sqlite3.connect(folder / LEDGER_FILE)
-    meta = dict(db.execute("SELECT key, value FROM meta"))
-    head = genesis_hash(meta)
-    for number, text in db.execute("SELECT number, entry FROM charges ORDER BY number").fetchall():
-        tree = json.loads(text)
-        for key in ("counts", "books"):
-            del tree[key]
-        text = json.dumps(tree, sort_keys=True)
-        head = chain_hash(head, text)
-        db.execute("UPDATE charges SET entry = ?, hash = ? WHERE number = ?", (text, head, number))
-        for receiver, digest in tree["digests"].items():
-            db.execute(
-                "INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, NULL)", (receiver, tree["round"], digest)
-            )
-    for name in ("outbox_waiting", "inbox_bodies", "pairs_prepared", "pairs_ready", "pairs_untold"):
-        db.execute(f"DROP INDEX {name}")
-    db.executescript(
-        "DROP TABLE notes; DROP TABLE delivered; DELETE FROM meta WHERE key IN ('budget', 'seeded')"
-    )
-    db.execute("UPDATE meta SET value = '4' WHERE key = 'format'")
-    db.commit()
-    db.close()
-
-
-def test_a_run_is_gone_on_with_from_books_of_format_4(tmp_path):
-    """Killed in the middle, the books made old, started again: as if nothing had been, bit by bit."""
-    unbroken = federation(tmp_path / "unbroken", "privacy.epsilon=9.0", agents=3, rounds=6)
-    on_virtual_time(live(unbroken))
-    made = federation(tmp_path / "old", "privacy.epsilon=9.0", agents=3, rounds=6)
-
-    class Older(dict):
-        starts = 0
-
-        def get(self, number, default=None):
-            if number == 0:
-                self.starts += 1
-                if self.starts == 2:
-                    to_format_4(made.state(0))
-                    shutil.rmtree(made.private(0).folder / "runs")  # agents of that time made no mark
-            return {}
-
-    run = on_virtual_time(live(made, failpoints={0: "after_ledger:4"}, options=Older({0: {}})))
-    assert faults(run) == [] and run.starts[0] == 2
-    ledger, before = (Ledger(each.state(0), writable=False) for each in (made, unbroken))
-    assert verify(ledger) == verify(before) == 7 and ledger.meta["migrated_from"] == "4"
-    facts = [
-        [(e.round, e.kind, e.charge, e.total, e.digests, e.state) for e in b.entries()]
-        for b in (ledger, before)
-    ]
-    assert facts[0] == facts[1] and not next(ledger.entries()).books
-    assert run.outcomes[0].result["seeded"]

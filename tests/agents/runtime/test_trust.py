@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
@@ -146,7 +147,9 @@ def test_who_made_a_round_twice_is_found_by_the_digest_though_the_rounds_are_equ
         reply = await agent.requests.handle("bob", message(0, twice, MessageKind.HELLO))
         standing = agent.ledger.quarantined("bob")
         # The other way round: cleo has another row of ada's round 0, with ada's signature.
-        proof = RowSignatures("ada", made.setup.manifest, made.private(0).identity).sign("cleo", 0, "2" * 64)
+        proof = RowSignatures(CardDirectory(made.setup.manifest), made.private(0).identity).sign(
+            "cleo", 0, "2" * 64
+        )
         seen = {"seen": 0, "seen_digest": "2" * 64, "seen_signature": proof.hex()}
         await agent.requests.handle("cleo", message(0, newcomer(agent, "cleo", **seen), MessageKind.HELLO))
         with pytest.raises(TrustError, match="cleo has a row of round 0"):
@@ -344,7 +347,7 @@ def test_a_fault_of_ours_that_a_peer_finds_costs_it_an_answer_and_nobody_his_lif
 
 def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path):
     made = federation(tmp_path, agents=3, rounds=4)
-    body, bob = row(made), RowSignatures("bob", made.setup.manifest, made.private(1).identity)
+    body, bob = row(made), RowSignatures(CardDirectory(made.setup.manifest), made.private(1).identity)
     good = bob.sign("ada", 0, digest_of(body))
 
     async def scene():
@@ -359,9 +362,8 @@ def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path
     taken, greeting, forged, unsigned = on_virtual_time(scene())
     assert taken.ok and bytes.fromhex(greeting.seen_signature) == good and greeting.seen_digest
     assert forged.ok and unsigned.seen == 0 and unsigned.seen_signature == ""
-    assert not bob.verify_own("ada", 1, digest_of(body), good) and bob.verify_own(
-        "ada", 0, digest_of(body), good
-    )
+    assert not bob.verify("bob", "ada", 1, digest_of(body), good)
+    assert bob.verify("bob", "ada", 0, digest_of(body), good)
 
 
 def test_who_leaves_out_a_row_that_it_owes_stops_nobody(tmp_path):

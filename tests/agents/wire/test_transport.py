@@ -379,19 +379,21 @@ def test_backoff_grows_from_a_fifth_of_a_second_to_three_and_varies():
     assert waits[0].next() <= 0.6
 
 
-def test_dialing_waits_as_backoff_says_and_goes_on_for_ever():
+def test_dialing_waits_as_backoff_says_and_goes_on_for_ever(monkeypatch):
     """No time passes: the pause is ours."""
 
     async def body():
         waits, enough = [], asyncio.Event()
 
-        async def pause(seconds):
-            waits.append(seconds)
+        async def pause(backoff):
+            waits.append(backoff.next())
             if len(waits) == 6:
                 enough.set()
                 await asyncio.Event().wait()
 
-        transport = Federation().transport("ant", chance=random.Random(5), pause=pause)
+        monkeypatch.setattr(Backoff, "pause", pause)
+        monkeypatch.setattr(random, "SystemRandom", lambda: random.Random(5))
+        transport = Federation().transport("ant")
         await transport.start(Echo("ant"))
         await enough.wait()
         await transport.close()
@@ -401,7 +403,7 @@ def test_dialing_waits_as_backoff_says_and_goes_on_for_ever():
     run(body())
 
 
-def test_after_a_link_the_next_attempt_comes_soon_again():
+def test_after_a_link_the_next_attempt_comes_soon_again(monkeypatch):
     class Longest(random.Random):
         def uniform(self, a, b):
             return b
@@ -409,14 +411,16 @@ def test_after_a_link_the_next_attempt_comes_soon_again():
     async def body():
         waits, waiting, go = [], asyncio.Event(), asyncio.Event()
 
-        async def pause(seconds):
-            waits.append(seconds)
+        async def pause(backoff):
+            waits.append(backoff.next())
             waiting.set()
             await go.wait()
             go.clear()
 
+        monkeypatch.setattr(Backoff, "pause", pause)
+        monkeypatch.setattr(random, "SystemRandom", Longest)
         federation = Federation()
-        ant, bee = federation.transport("ant", chance=Longest(), pause=pause), federation.transport("bee")
+        ant, bee = federation.transport("ant"), federation.transport("bee")
         try:
             await ant.start(Echo("ant"))
             for _ in range(3):
@@ -724,19 +728,20 @@ def test_a_slow_link_that_moves_is_never_given_up():
     run(body())
 
 
-def test_a_network_that_lets_nobody_in_is_tried_again():
+def test_a_network_that_lets_nobody_in_is_tried_again(monkeypatch):
     async def body():
         federation, proxy, inside = through(idle_timeout=0.3)
         attempts, open_now = 0, asyncio.Event()
 
-        async def pause(seconds):
+        async def pause(backoff):
             nonlocal attempts
             attempts += 1
             if attempts == 3:
                 proxy.refuse = False
                 open_now.set()
 
-        ant, bee = federation.transport("ant", pause=pause), federation.transport("bee", listen=inside)
+        monkeypatch.setattr(Backoff, "pause", pause)
+        ant, bee = federation.transport("ant"), federation.transport("bee", listen=inside)
         try:
             async with proxy:
                 proxy.refuse = True

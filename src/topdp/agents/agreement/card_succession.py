@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -148,6 +148,7 @@ class CardDirectory:
     """The current cards of all agents of a manifest, and all their earlier ones."""
 
     def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
         self._cards = {card.name: [card] for card in manifest.cards}
         self._successors: dict[str, dict[int, Successor]] = {name: {} for name in manifest.names}
         self._shown: set[str] = set()  # agents that have presented their newest card on a link
@@ -178,24 +179,11 @@ class CardDirectory:
         """Return the number of an agent's newest card; 0 for that of the manifest."""
         return max(self._successors[name], default=0)
 
-    def accept(self, successor: Successor, now: datetime | None = None) -> bool:
-        """Add a successor, and return whether it is new. Raise CardForkError on a second one of a number."""
+    def accept(self, successor: Successor, now: datetime | None = None, is_recorded: bool = False) -> bool:
+        """Add a successor, and return whether it is new. Raise CardForkError on a second one of a number.
 
-        def check(card: Card) -> None:
-            successor.expect_follows(card, now)
-            if len(self._successors[card.name]) >= MAX_SUCCESSORS:
-                raise SuccessorLimitError(
-                    f"Expected at most {MAX_SUCCESSORS} successors of {card.name}'s card in the manifest, "
-                    f"got {MAX_SUCCESSORS + 1}. Make a new manifest with its newest card."
-                )
-
-        return self._add(successor, check)
-
-    def restore(self, successor: Successor) -> None:
-        """Add a successor from this agent's ledger, which was accepted earlier. Ignores its validity."""
-        self._add(successor, successor.expect_signed_by)
-
-    def _add(self, successor: Successor, check: Callable[[Card], None]) -> bool:
+        `is_recorded`: this agent has accepted the successor earlier, so its validity does not matter.
+        """
         name = successor.card.name
         if name not in self._cards:
             raise NotASuccessorError(f"Expected a successor of an agent of the manifest, got {name!r:.80}.")
@@ -206,7 +194,15 @@ class CardDirectory:
             self._raise_fork(successor)
         if successor.number < self.number(name):
             return False  # repeated from before this manifest, or skipped on the way to a newer one
-        check(self.card(name))
+        if is_recorded:
+            successor.expect_signed_by(self.card(name))
+        else:
+            successor.expect_follows(self.card(name), now)
+            if len(self._successors[name]) >= MAX_SUCCESSORS:
+                raise SuccessorLimitError(
+                    f"Expected at most {MAX_SUCCESSORS} successors of {name}'s card in the manifest, got "
+                    f"{MAX_SUCCESSORS + 1}. Make a new manifest with its newest card."
+                )
         self._successors[name][successor.number] = successor
         self._cards[name].append(successor.card)
         self._shown.discard(name)
@@ -270,28 +266,19 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
 
 def load_identities(folder: Path) -> list[Identity]:
     """Return all identities of the agent in `folder`, oldest first, including expired ones."""
-    folders = [folder, *(file.parent for file in _successor_files(folder))]
+    folders = [folder, *(file.parent for file in successor_files(folder))]
     return [identity.load_identity(each) for each in folders]
 
 
 def load_successors(folder: Path) -> list[Successor]:
     """Return the successors that `renew` has made in `folder`, oldest first."""
-    return [Successor.read(read_text(file)) for file in _successor_files(folder)]
+    return [Successor.read(read_text(file)) for file in successor_files(folder)]
 
 
-def has_successor(folder: Path, number: int) -> bool:
-    """Return whether `renew` has made a successor of card `number` in `folder`."""
-    return _successor_file(folder, number + 1).exists()
-
-
-def _successor_file(folder: Path, number: int) -> Path:
-    return folder / f"{RENEWAL_FOLDER_PREFIX}{number}" / SUCCESSOR_FILE
-
-
-def _successor_files(folder: Path) -> Iterator[Path]:
-    """Iterate over the files of all successors in `folder`, oldest first."""
-    files = (_successor_file(folder, number) for number in itertools.count(1))
-    return itertools.takewhile(Path.exists, files)
+def successor_files(folder: Path) -> list[Path]:
+    """Return the files of all successors in `folder`, oldest first."""
+    files = (folder / f"{RENEWAL_FOLDER_PREFIX}{k}" / SUCCESSOR_FILE for k in itertools.count(1))
+    return list(itertools.takewhile(Path.exists, files))
 
 
 def _signed_bytes(number: int, before: str, card: Card) -> bytes:

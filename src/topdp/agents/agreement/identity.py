@@ -84,9 +84,8 @@ def generate(
     key = ec.generate_private_key(KEY_CURVE())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    usage = x509.KeyUsage(
-        True, False, False, False, False, False, False, False, False
-    )  # to sign messages only
+    # To sign messages only.
+    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -167,8 +166,3 @@ def load_identity(folder: Path) -> Identity:
             "another one. Restore the files together."
         )
     return Identity(card, key)
-
-
-def expect_valid(identity: Identity, origin: str) -> None:
-    if reason := identity.card.validity_problem():
-        raise TrustError(f"Expected a valid certificate in {origin}, but {reason}. Make a new identity.")

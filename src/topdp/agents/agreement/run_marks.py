@@ -152,16 +152,14 @@ class _MarkedEntry:
 
 
 class RollbackMark:
-    """The rollback mark of one agent's ledger for one federation. `folder` is its identity folder."""
+    """The rollback mark of one agent's ledger for one federation. `folder` is its identity folder.
+
+    If the file `path` exists, this agent may have sent rows under this manifest.
+    """
 
     def __init__(self, folder: Path, federation: str) -> None:
         self.path = folder / RUNS_FOLDER / federation[:32] / ROLLBACK_MARK_FILE
         self._last: _MarkedEntry | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether this agent may have sent rows under this manifest."""
-        return self.path.exists()
 
     def continue_with(self, amendment: str) -> None:
         """Assign the rest of the budget to the amendment with this hash, and to no other.

@@ -20,7 +20,6 @@ from dataclasses import astuple, dataclass
 
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
-from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Manifest
 
 MAX_SIGNATURE_BYTES = 128  # signatures with P-256 have at most 72
@@ -37,29 +36,25 @@ class NoticeError(ValueError):
 class RowSignatures:
     """Makes and verifies the signatures of rows for one agent."""
 
-    name: str
-    manifest: Manifest
+    directory: CardDirectory
     identity: Identity
-    directory: CardDirectory | None = None  # the successors of the manifest's cards
 
     def sign(self, receiver: str, round: int, digest: str) -> bytes:
         """Return this agent's signature of a row for `receiver` with this digest."""
-        return self.identity.sign(self._signed_bytes(self.name, receiver, round, digest))
-
-    def verify_own(self, receiver: str, round: int, digest: str, signature: bytes) -> bool:
-        """Return whether this agent signed that row."""
-        return self.verify(self.name, receiver, round, digest, signature)
+        return self.identity.sign(self._signed_bytes(self.identity.card.name, receiver, round, digest))
 
     def verify(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
         """Return whether `sender` signed that row with the key of any of its cards."""
         signed = self._signed_bytes(sender, receiver, round, digest)
-        cards = _all_cards(self.manifest, self.directory, sender)
         return 0 < len(signature) <= MAX_SIGNATURE_BYTES and any(
-            card.verifies(signature, signed) for card in cards
+            card.verifies(signature, signed) for card in self.directory.cards(sender)
         )
 
     def _signed_bytes(self, sender: str, receiver: str, round: int, digest: str) -> bytes:
-        return b"topdp row 1\n" + json.dumps([self.manifest.hash, sender, receiver, round, digest]).encode()
+        return (
+            b"topdp row 1\n"
+            + json.dumps([self.directory.manifest.hash, sender, receiver, round, digest]).encode()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +79,13 @@ class Notice:
         signed = _notice_bytes(manifest.hash, name, run, about, text)
         return cls.of_parts((name, run, about, text, identity.sign(signed).hex()))
 
-    def verify(self, manifest: Manifest, directory: CardDirectory | None = None) -> bool:
+    def verify(self, directory: CardDirectory) -> bool:
         """Return whether the author is a member of the manifest and signed this with any of its keys."""
-        if self.author not in manifest.names:
+        if self.author not in directory.manifest.names:
             return False
-        signed = _notice_bytes(manifest.hash, self.author, self.run, self.about, self.text)
-        cards = _all_cards(manifest, directory, self.author)
+        signed = _notice_bytes(directory.manifest.hash, self.author, self.run, self.about, self.text)
+        cards = directory.cards(self.author)
         return any(card.verifies(bytes.fromhex(self.signature), signed) for card in cards)
-
-
-def _all_cards(manifest: Manifest, directory: CardDirectory | None, name: str) -> tuple[Card, ...]:
-    return directory.cards(name) if directory else (manifest.card(name),)
 
 
 def encode_notices(notices: Iterable[Notice]) -> bytes:

@@ -38,6 +38,7 @@ SINGLE_THREAD_VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", 
 """The settings that keep numerical libraries on the main thread, so that forks are safe."""
 END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """The signals that ask a process to end; Windows has no SIGHUP."""
+CHILD_SHUTDOWN_SECONDS = 2 * AGENT_SHUTDOWN_SECONDS
 
 
 @contextmanager
@@ -68,19 +69,16 @@ def expect_no_signal(received: Sequence[int]) -> None:
 
 
 def terminate_all(
-    running: Mapping[int, BaseProcess],
-    names: Sequence[str],
-    log: Callable[[str], Any],
-    timeout: float = 2 * AGENT_SHUTDOWN_SECONDS,
+    running: Mapping[int, BaseProcess], names: Sequence[str], log: Callable[[str], Any]
 ) -> dict[int, int]:
-    """Terminate processes; kill those that have not ended after `timeout` seconds. Return exit codes."""
+    """Terminate processes, kill those that do not end in `CHILD_SHUTDOWN_SECONDS`, and return exit codes."""
     for process in running.values():
         process.terminate()
-    codes, deadline = {}, time.monotonic() + timeout
+    codes, deadline = {}, time.monotonic() + CHILD_SHUTDOWN_SECONDS
     for i, process in running.items():
         process.join(max(0.0, deadline - time.monotonic()))
         if process.exitcode is None:
-            log(f"{names[i]} did not end within {timeout:g} s and is killed")
+            log(f"{names[i]} did not end within {CHILD_SHUTDOWN_SECONDS:g} s and is killed")
             process.kill()
             process.join()
         assert process.exitcode is not None

@@ -65,28 +65,21 @@ class Failpoints:
 
     def __init__(self, choice: str | None = None, act: Callable[[str], None] | None = None) -> None:
         """`choice`: a point and a count, such as `after_ledger:3`. `act`: by default, kill the process."""
+        points = ROUND_POINTS + PAIRING_POINTS + SHARING_POINTS
         self._counts: Counter[str] = Counter()
-        self.name, self.count = _parse_failpoint(choice) if choice else ("", 0)
-        self._act = act or _kill
+        self.name, _, count = (choice or "").partition(":")
+        if choice and (self.name not in points or not count.isdigit() or int(count) < 1):
+            raise InputError(
+                f"Expected {FAILPOINT_VARIABLE}=NAME:COUNT with NAME one of {', '.join(points)}, got "
+                f"{choice!r}."
+            )
+        self.count = int(count or 0)
+        self._act = act or (lambda name: os.kill(os.getpid(), signal.SIGKILL))
 
     def reached(self, name: str) -> None:
         self._counts[name] += 1
         if name == self.name and self._counts[name] == self.count:
             self._act(name)
-
-
-def _parse_failpoint(choice: str) -> tuple[str, int]:
-    points = ROUND_POINTS + PAIRING_POINTS + SHARING_POINTS
-    name, _, count = choice.partition(":")
-    if name not in points or not count.isdigit() or int(count) < 1:
-        raise InputError(
-            f"Expected {FAILPOINT_VARIABLE}=NAME:COUNT with NAME one of {', '.join(points)}, got {choice!r}."
-        )
-    return name, int(count)
-
-
-def _kill(name: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @final

@@ -11,7 +11,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -56,15 +56,13 @@ def run(
     seeded: bool = False,
     budgets: dict[int, float] | None = None,
     progress: Progress = silent,
-    failpoints: dict[int, str] | None = None,
     rules: Rules | None = None,
     rehearse: bool = False,
     relay: bool = False,
 ) -> dict[str, Any]:
     """Execute `config` on processes; return the JSON object of `topdp federation demo --json`.
 
-    `budgets`: smaller budgets of some agents. `failpoints`: for some agents, a point at which the agent is
-    killed once; it is then started again. `rehearse`: plant canaries in the records of the agent with the
+    `budgets`: smaller budgets of some agents. `rehearse`: plant canaries in the records of the agent with the
     largest privacy loss, and record all rows for an audit. `relay`: no agent opens a port.
     """
     start = time.perf_counter()
@@ -83,7 +81,7 @@ def run(
         if rules.relay:
             server = child_processes.start(["relay", "--listen", rules.relay], folder / "relay.log")
             stack.callback(child_processes.terminate_all, {0: server}, ["the relay"], lambda _: None)
-        codes = run_processes(folder, names, seeded, budgets or {}, failpoints or {}, progress=progress)
+        codes = run_processes(folder, names, seeded, budgets or {}, progress)
     results = []
     ended_by_demo = -signal.SIGTERM  # because another agent failed, which is reported instead
     for name, code in sorted(zip(names, codes, strict=True), key=lambda agent: agent[1] == ended_by_demo):
@@ -140,46 +138,37 @@ def run_processes(
     names: Sequence[str],
     seeded: bool = False,
     budgets: Mapping[int, float] = MappingProxyType({}),
-    failpoints: Mapping[int, str] = MappingProxyType({}),
-    not_restarted: Collection[int] = (),
     progress: Progress = silent,
 ) -> list[int]:
     """Start one process per agent and wait for all; return their exit codes.
 
-    An agent that its failpoint kills is started again unless `not_restarted` contains it. A signal ends all
-    agents, and then this process.
+    A signal ends all agents, and then this process.
     """
     has_canaries = (folder / CANARIES_FILE).exists()
 
-    def start_agent(i: int, failpoint: str | None) -> BaseProcess:
+    def start_agent(i: int) -> BaseProcess:
         agent_folder = folder / names[i]
-        rehearses = seeded or failpoint is not None or has_canaries
-        command = ["agent", "rehearse" if rehearses else "start", "--json", "--json-log"]
+        command = ["agent", "rehearse" if seeded or has_canaries else "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / MANIFEST_FILE), "--identity", str(agent_folder / "identity")]
         command += ["--data", str(agent_folder / "records.npz"), "--state", str(agent_folder / "state")]
         command += ["--canaries", str(folder / CANARIES_FILE)] if has_canaries else []
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
-        return child_processes.start(command, agent_folder / "log.jsonl", TOPDP_FAILPOINT=failpoint or "")
+        return child_processes.start(command, agent_folder / "log.jsonl")
 
     running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}
     with child_processes.note_end_signals() as signals:
         try:
             for i in range(len(names)):
-                running[i] = start_agent(i, failpoints.get(i))
+                running[i] = start_agent(i)
             while running:
                 wait([process.sentinel for process in running.values()], SIGNAL_CHECK_SECONDS)
                 child_processes.expect_no_signal(signals)
                 for i, process in list(running.items()):
-                    if (code := process.exitcode) is None:
-                        continue
-                    del running[i]
-                    if code == -signal.SIGKILL and i in failpoints and i not in not_restarted:
-                        progress(f"{names[i]} was killed at {failpoints[i]}, and is started again")
-                        running[i] = start_agent(i, None)
-                    else:
+                    if (code := process.exitcode) is not None:
+                        del running[i]
                         codes[i] = code
-                if any(code not in SUCCESS_CODES for i, code in codes.items() if i not in not_restarted):
+                if any(code not in SUCCESS_CODES for code in codes.values()):
                     break  # the other agents would wait for this one
         finally:
             codes |= child_processes.terminate_all(running, names, progress)

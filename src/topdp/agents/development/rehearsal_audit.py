@@ -21,7 +21,6 @@ from topdp.audit.rehearsal_record import (
     RehearsalCanaries,
     recorded_rounds,
 )
-from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.runs.planning import accounted
@@ -37,9 +36,11 @@ def plant(
     progress: Progress = silent,
 ) -> RehearsalCanaries:
     """Plant canaries for the agents of a manifest."""
-    dimension = FlatModel(setup.model(input_shape, outputs)).dimension
-    audit = _audit(setup, dimension, request, progress)
-    canaries = audit.plant(request.seed, order=setup.manifest.config.seed)
+    config, dimension = setup.manifest.config, FlatModel(setup.model(input_shape, outputs)).dimension
+    request.expect_possible(setup.plan.agents)
+    account = accounted(setup.run, setup.plan, None, progress)
+    audit = Audit.of(setup.plan, account, config.privacy, dimension, request, progress)
+    canaries = audit.plant(request.seed, order=config.seed)
     return RehearsalCanaries(canaries, audit.signs, setup.plan.digest(), request.seed)
 
 
@@ -60,23 +61,13 @@ def of_recordings(folder: Path, request: AuditRequest, progress: Progress = sile
         raise AuditError(f"Expected the recordings of every agent, got none in {missing[0]}.")
     request = replace(request, owner=planted.canaries.owner, canaries=len(planted.canaries), seed=0)
     dimension = max(int(planted.canaries.coordinates.max()) + 1, len(planted.canaries))
-    audit = _audit(setup, dimension, request, progress, planted.signs)
+    request.expect_possible(setup.plan.agents)
+    account = accounted(setup.run, setup.plan, None, progress)
+    privacy = setup.manifest.config.privacy
+    audit = Audit.of(setup.plan, account, privacy, dimension, request, progress, planted.signs)
 
     def execute(progress: Progress) -> Findings:
         rounds = recorded_rounds(recordings, audit.observer, planted.canaries)
         return audit.judge(planted.canaries, recordings[0].start, rounds, planted.seed, progress)
 
     return PreparedAudit(setup.manifest.config, setup.plan.agents, execute)
-
-
-def _audit(
-    setup: RunSetup,
-    dimension: int,
-    request: AuditRequest,
-    progress: Progress,
-    recorded_signs: Floats | None = None,
-) -> Audit:
-    config = setup.manifest.config
-    request.expect_possible(setup.plan.agents)
-    account = accounted(setup.run, setup.plan, None, progress)
-    return Audit.of(setup.plan, account, config.privacy, dimension, request, progress, recorded_signs)

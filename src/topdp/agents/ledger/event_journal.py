@@ -55,11 +55,6 @@ LogHeads = Mapping[str, LogHead]
 EMPTY_LOGS: LogHeads = {name: LogHead() for name in LOG_QUERIES}
 
 
-def read_logs(db: sqlite3.Connection, logs: LogHeads) -> LogHeads:
-    """Read all logs to their ends, and return their heads."""
-    return {name: [log, *log.lines(db, name)][-1] for name, log in logs.items()}
-
-
 def logs_digest(db: sqlite3.Connection, heads: Mapping[str, str]) -> str:
     """Return the digest that a charge carries: of the logs, and of the last delivered row of each receiver.
 
@@ -81,12 +76,6 @@ def set_peer_fact(db: sqlite3.Connection, peer: str, column: str, value: object)
     db.execute("INSERT OR IGNORE INTO peers (name) VALUES (?)", (peer,))
     db.execute(f"UPDATE peers SET {column} = ? WHERE name = ?", (value, peer))
     _append(db, f"peers {column}", peer, value)
-
-
-def backfill(db: sqlite3.Connection) -> None:
-    """Write the current facts of a ledger of an older format, which has no journal, to the journal."""
-    for (place, key), value in table_facts(db).items():
-        _append(db, place, key, value)
 
 
 def journal_facts(db: sqlite3.Connection) -> Facts:

@@ -63,7 +63,7 @@ class Ledger(LedgerFacts):
         fails; the guarantee counts them as colluders.
         """
         identity = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
-        identity["whoever_is_missing"] = str(holds_after_departures)  # the key of format 4
+        identity["whoever_is_missing"] = str(holds_after_departures)
         database = LedgerDatabase(folder, identity if writable and federation else {}, writable)
         super().__init__(database, reserve)
         self.folder = folder
@@ -202,7 +202,7 @@ class Ledger(LedgerFacts):
         expect_bookable(cost)
         worst = 0.0 if self._by_guarantee else cost.worst_case
         self.before_charge(math.inf if worst is None else max(self.total + cost.charge, worst))
-        logs = event_journal.read_logs(db, self._logs)
+        logs = {name: [log, *log.lines(db, name)][-1] for name, log in self._logs.items()}
         entry = LedgerEntry(
             number=self.charge_count,
             round=round,

@@ -8,8 +8,8 @@ last charge; a budget that grew; missing charges. Not detected: a tail of the ch
 with everything that belongs to it; plausible additions after the last charge; missing bytes of older rows
 that were perhaps not acknowledged (they are then not sent, which costs no privacy); a chain that was
 recomputed by somebody who can write the file. Neighbours detect a removed tail when they exchange greetings.
-Entries of format 4 contain no digest of received rows, notices and the journal, so changes to those are not
-detected.
+A ledger with entries of format 4 is refused, because they have no digest of received rows, notices and the
+journal, and the rows that they charge were not signed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE, damage_error, database_error
-from topdp.agents.ledger.ledger_entries import LedgerEntry, TamperedError, chain_hash, digest_of, genesis_hash
+from topdp.agents.ledger.ledger_entries import LedgerEntry, TamperedError, digest_of
 from topdp.agents.ledger.ledger_facts import parse_reply_code
 from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
 from topdp.errors import TopdpError
@@ -34,7 +34,10 @@ PAIR_STATES = ("prepared", "committed", "aborted")
 def verify(ledger: Ledger) -> int:
     """Verify `ledger` and return its number of charges. Raise TamperedError with the first fault."""
     try:
-        _check_pages(ledger)
+        # If an index of SQLite lost a line, a charged row would never be sent.
+        pages = ledger.database.one("PRAGMA integrity_check(1)")
+        if pages != ("ok",):
+            raise damage_error(ledger.folder, str(pages[0] if pages else "nothing")[:200])
         entries = _check_charges(ledger)
         _check_outbox(ledger, entries)
         _check_logs(ledger, entries)
@@ -56,23 +59,12 @@ def verify(ledger: Ledger) -> int:
     return len(entries)
 
 
-def _check_pages(ledger: Ledger) -> None:
-    """Check SQLite's pages: if an index lost a line, a charged row would never be sent."""
-    result = ledger.database.one("PRAGMA integrity_check(1)")
-    if result != ("ok",):
-        raise damage_error(ledger.folder, str(result[0] if result else "nothing")[:200])
-
-
 def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
-    head, total, round, binds = genesis_hash(ledger.meta), 0.0, -1, False
+    ledger.database.expect_chain()
+    total, round = 0.0, -1
     entries = []
-    rows = ledger.database.rows("SELECT number, entry, hash FROM charges ORDER BY number")
-    for position, (number, text, stored) in enumerate(rows):
-        head = chain_hash(head, str(text))
-        if head != stored:
-            _charge_fault(
-                ledger, position, "does not follow from the previous one: it or an earlier one was changed"
-            )
+    rows = ledger.database.rows("SELECT number, entry FROM charges ORDER BY number")
+    for position, (number, text) in enumerate(rows):
         entry = LedgerEntry.read(text)
         total += entry.charge
         faults = {
@@ -80,12 +72,12 @@ def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
             "has an impossible charge": not (math.isfinite(entry.charge) and entry.charge >= 0),
             "has a wrong total": entry.total != total,
             "repeats a round": entry.round < round + (entry.kind != "late"),
-            "carries no digest of the logs": binds and not entry.books,
+            "carries no digest of the logs, like entries of format 4": not entry.books,
         }
         fault = next((words for words, is_so in faults.items() if is_so), entry.contradiction)
         if fault:
             _charge_fault(ledger, position, fault)
-        round, binds = entry.round, bool(entry.books)
+        round = entry.round
         entries.append(entry)
     return entries
 
@@ -124,8 +116,6 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     }
     before = dict.fromkeys(event_journal.LOG_QUERIES, 0)
     for position, entry in enumerate(entries):
-        if not entry.books:
-            continue
         for name, lines in heads.items():
             if not before[name] <= entry.counts.get(name, -1) < len(lines):
                 _charge_fault(
@@ -133,7 +123,7 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
                 )
         before = {name: entry.counts[name] for name in event_journal.LOG_QUERIES}
     bound = event_journal.logs_digest(db, {name: heads[name][before[name]] for name in heads})
-    if entries and entries[-1].books not in ("", bound):
+    if entries and entries[-1].books != bound:
         raise TamperedError(
             f"{ledger.folder / LEDGER_FILE}: notes, received rows, statements or delivered rows differ from "
             "those at the last charge."

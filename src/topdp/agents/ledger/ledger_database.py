@@ -1,14 +1,11 @@
-"""The SQLite file of an agent's ledger: its format versions, lock and transactions.
+"""The SQLite file of an agent's ledger: its format, lock and transactions.
 
-The tables are in `ledger_format_*.sql`; what they mean is described in `ledger`, `event_journal`,
-`notice_store` and `pairing_records`. A format that was ever used is not changed here: a new format is a
-migration step. A file of an older format is migrated when it is opened for writing, after a copy was saved
-beside it.
+The tables are in `ledger.sql`; what they mean is described in `ledger`, `event_journal`, `notice_store` and
+`pairing_records`. A file of another format is refused and not changed.
 
 **Guarantees.** Committed data survive a power cut. A process that opens the file for reading sees a
-consistent snapshot from opening to closing, whatever the agent writes meanwhile, and changes nothing, not
-even the format. Nothing is written after charges whose hash chain is broken. A migration is complete or has
-no effect; it changes no charge.
+consistent snapshot from opening to closing, whatever the agent writes meanwhile, and changes nothing. Nothing
+is written after charges whose hash chain is broken.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from topdp.agents.ledger import event_journal
-from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, first_broken_link, genesis_hash
-from topdp.base.files import FileError, LockHeldError, atomic_path, exclusive_lock
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, chain_hash, genesis_hash
+from topdp.base.files import FileError, LockHeldError, exclusive_lock
 from topdp.errors import TopdpError
 
 LEDGER_FILE = "ledger.sqlite"
@@ -30,7 +27,6 @@ LOCK_FILE = "lock"
 SYNCHRONOUS_MODE = "FULL"  # tests that only simulate a crash turn it off
 
 LEDGER_FORMAT = 5
-OLDEST_LEDGER_FORMAT = 4  # the oldest format that can be migrated
 
 # SQLite uses one code for a wrong statement and for a missing table; the statements here are tested.
 DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
@@ -62,9 +58,14 @@ class LedgerDatabase:
             if writable:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock()
-            self._db = self._open_for_writing(identity) if writable else self._open_for_reading()
+            self._open(identity, writable)
             self.meta = self._read_meta()
-            self._expect(identity)
+            for key, value in identity.items():
+                if self.meta.get(key) != value:
+                    raise LedgerError(
+                        f"Expected {key} = {value} in the ledger in {folder}, got {self.meta.get(key)}. "
+                        "Every federation and agent has a state folder of its own: name another one."
+                    )
         except (OSError, *READ_ERRORS) as error:
             self.close()
             raise database_error(folder, error) from error
@@ -88,30 +89,30 @@ class LedgerDatabase:
                 "one ledger. Name a folder on a local disk."
             )
 
-    def _open_for_writing(self, identity: Mapping[str, str]) -> sqlite3.Connection:
-        """Open the file for writing and return its connection. Create or migrate the file where needed."""
-        db = self._db = connect(self.folder / LEDGER_FILE, writable=True)
-        db.execute("PRAGMA journal_mode = WAL")
-        if self._is_new(identity):
+    def _open(self, identity: Mapping[str, str], writable: bool) -> None:
+        """Open the file, and create it if it is new. A reader gets a snapshot of it."""
+        db = self._db = connect(self.folder / LEDGER_FILE, writable)
+        db.execute("PRAGMA journal_mode = WAL" if writable else "BEGIN")
+        if self.rows("SELECT 1 FROM sqlite_master"):
+            format = self.one("SELECT value FROM meta WHERE key = 'format'")
+            if format != (str(LEDGER_FORMAT),):
+                raise LedgerError(
+                    f"Expected a ledger of format {LEDGER_FORMAT} in {self.folder}, got "
+                    f"{format[0] if format else 'none'}: another version of topdp wrote it. Use that "
+                    "version, and keep the file: its charges were spent."
+                )
+            self.expect_chain(last_only=not writable)
+        elif identity:
             with self.transaction():
-                execute_file(db, "ledger_format_4.sql")
-                execute_file(db, "ledger_format_4_to_5.sql")
+                execute_file(db, "ledger.sql")
                 for key, value in {"format": str(LEDGER_FORMAT), **identity}.items():
                     event_journal.set_fact(db, key, value)
-            return db
-        format = self._format()
-        if format < LEDGER_FORMAT:
-            with atomic_path(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
-                copy = sqlite3.connect(beside)
-                db.backup(copy)
-                copy.close()
-        self._expect_chain()
-        if format < LEDGER_FORMAT:
-            with self.transaction():
-                _migrate(db, format)
-        return db
+        else:
+            raise LedgerError(
+                f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
+            )
 
-    def _expect_chain(self, last_only: bool = False) -> None:
+    def expect_chain(self, last_only: bool = False) -> None:
         """Raise TamperedError if the hash chain is broken; `last_only`: check only its last link.
 
         The next charge would hide the fault, or continue from a wrong total.
@@ -121,60 +122,17 @@ class LedgerDatabase:
         head = genesis_hash(self._read_meta())
         if last_only and len(rows) == 2:
             head = rows.pop(0)[1]
-        position = first_broken_link(head, rows)
-        if position is not None:
-            raise TamperedError(
-                f"{'The last charge' if last_only else f'Charge {position}'} in {self.folder / LEDGER_FILE} "
-                "does not follow from the previous one: it or an earlier one was changed. Do not delete the "
-                "file: its charges were spent."
-            )
-
-    def _open_for_reading(self) -> sqlite3.Connection:
-        """Return a connection to a snapshot of the file; an older format is migrated in a copy in memory."""
-        db = self._db = connect(self.folder / LEDGER_FILE, writable=False)
-        db.execute("BEGIN")
-        self._is_new(identity={})
-        format = self._format()
-        self._expect_chain(last_only=True)
-        if format < LEDGER_FORMAT:
-            copy = sqlite3.connect(":memory:", isolation_level=None)
-            db.backup(copy)
-            db.close()
-            _migrate(copy, format)
-            return copy
-        return db
-
-    def _is_new(self, identity: Mapping[str, str]) -> bool:
-        """Return whether the file has no tables. Raise LedgerError if it then needs an identity."""
-        is_new = not self.rows("SELECT 1 FROM sqlite_master")
-        if is_new and not identity:
-            raise LedgerError(
-                f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
-            )
-        return is_new
-
-    def _format(self) -> int:
-        """Return the format of the file. Raise LedgerError if this version cannot read it."""
-        row = self.one("SELECT value FROM meta WHERE key = 'format'")
-        text = str(row[0]) if row else "none"
-        if not (text.isdecimal() and OLDEST_LEDGER_FORMAT <= int(text) <= LEDGER_FORMAT):
-            raise LedgerError(
-                f"Expected a ledger of format {OLDEST_LEDGER_FORMAT} to {LEDGER_FORMAT} in {self.folder}, "
-                f"got {text}: another version of topdp wrote it. Use that version, and keep the file: "
-                "its charges were spent."
-            )
-        return int(text)
+        for position, (text, stored) in enumerate(rows):
+            head = chain_hash(head, text)
+            if head != stored:
+                raise TamperedError(
+                    f"{'The last charge' if last_only else f'Charge {position}'} in "
+                    f"{self.folder / LEDGER_FILE} does not follow from the previous one: it or an earlier "
+                    "one was changed. Do not delete the file: its charges were spent."
+                )
 
     def _read_meta(self) -> dict[str, str]:
         return {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
-
-    def _expect(self, identity: Mapping[str, str]) -> None:
-        for key, value in identity.items():
-            if self.meta.get(key) != value:
-                raise LedgerError(
-                    f"Expected {key} = {value} in the ledger in {self.folder}, got {self.meta.get(key)}. "
-                    "Every federation and agent has a state folder of its own: name another one."
-                )
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -237,15 +195,6 @@ def connect(path: Path, writable: bool, timeout: float = 5.0) -> sqlite3.Connect
         os.chmod(path, 0o600)
         db.execute(f"PRAGMA synchronous = {SYNCHRONOUS_MODE}")
     return db
-
-
-def _migrate(db: sqlite3.Connection, format: int) -> None:
-    """Migrate the tables from `format` to LEDGER_FORMAT."""
-    assert OLDEST_LEDGER_FORMAT <= format < LEDGER_FORMAT
-    execute_file(db, "ledger_format_4_to_5.sql")
-    event_journal.backfill(db)
-    event_journal.set_fact(db, "migrated_from", str(format))
-    event_journal.set_fact(db, "format", str(LEDGER_FORMAT))
 
 
 def execute_file(db: sqlite3.Connection, name: str) -> None:

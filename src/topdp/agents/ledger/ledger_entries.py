@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -45,7 +45,7 @@ class LedgerEntry:
     digests: dict[str, str]  # receiver -> SHA-256 of the body
     state: str  # SHA-256 of the state after the release
     counts: dict[str, int] = field(default_factory=dict)  # log -> its lines so far, with those of this round
-    books: str = ""  # digest of the logs (`event_journal.logs_digest`); empty in entries of format 4
+    books: str = ""  # digest of the logs (`event_journal.logs_digest`); never empty in a valid ledger
 
     @property
     def contradiction(self) -> str:
@@ -119,20 +119,3 @@ def genesis_hash(meta: Mapping[str, str]) -> str:
 def chain_hash(previous: str, text: str) -> str:
     """Return the hash of an entry: over its text and the hash of the previous entry."""
     return digest_of(f"{previous}\n{text}".encode())
-
-
-def first_broken_link(head: str, rows: Iterable[tuple[str, str]]) -> int | None:
-    """Return the position of the first (text, hash) that does not follow from its predecessor, or None.
-
-    `head` is the hash to which the first entry is chained.
-
-    >>> first = chain_hash("head", "one")
-    >>> first_broken_link("head", [("one", first), ("two", chain_hash(first, "two"))])
-    >>> first_broken_link("head", [("one", first), ("another", chain_hash(first, "two"))])
-    1
-    """
-    for position, (text, stored) in enumerate(rows):
-        head = chain_hash(head, text)
-        if head != stored:
-            return position
-    return None

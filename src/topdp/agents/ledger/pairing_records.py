@@ -173,9 +173,6 @@ class PairingRecords:
 
     # Both
 
-    def own_row(self, round: int) -> bytes:
-        return self.ledger.body(ANY_RECEIVER, round)
-
     def forget_rows(self) -> None:
         """Allow the next release to delete rows that no partner can request any more."""
         unconfirmed = {pair.own_round for pair in self.unconfirmed()}

@@ -137,9 +137,9 @@ class SiteBudget:
     def reserve(self, request: BudgetRequest, data: DataFingerprint, charges: int) -> float:
         """Reserve the budget of a run and return the reserved ε. A repeated request reserves nothing more.
 
-        Raise BudgetError if the run would exceed the site's limit. `charges` is the number of charges in the
-        run's ledger; raise TrustError if it is smaller than at an earlier request, because the ledger is then
-        an old copy.
+        Raise BudgetError if the run would exceed the site's limit; nothing is recorded then. `charges` is the
+        number of charges in the run's ledger; raise TrustError if it is smaller than at an earlier request,
+        because the ledger is then an old copy.
         """
         with self._writing() as db:
             run = db.execute(
@@ -147,13 +147,16 @@ class SiteBudget:
                 (request.ledger_id, data.name),
             ).fetchone()
             if run is None:
-                self._add_records(db, data)
-                self._expect_within_limit(request, self.spent(data))
+                data_set = (data.name, data.source, len(data.records))
+                if db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?)", data_set).rowcount:
+                    members = ((record, data.name) for record in data.records)
+                    db.executemany("INSERT INTO members VALUES (?, ?)", members)
                 row = {**asdict(request), "name": data.name, "begun": _now(), "charges": charges}
                 row |= {"books": row.pop("ledger_id"), "epsilon": finite_or_none(request.epsilon)}
                 del row["spent"]
                 placeholders = ", ".join("?" * len(row))
                 db.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({placeholders})", [*row.values()])
+                self._expect_within_limit(request, data)
                 return request.epsilon
             number, recorded_charges, epsilon, final = run
             if charges < recorded_charges:
@@ -167,19 +170,19 @@ class SiteBudget:
             db.execute(query, (finite_or_none(reserved), charges, number))
             return reserved
 
-    def _expect_within_limit(self, request: BudgetRequest, before: dict[str, SpentBudget]) -> None:
-        limit = self.limit
-        after = largest_sum_with(before, (request.adjacency, request.epsilon, request.delta))
+    def _expect_within_limit(self, request: BudgetRequest, data: DataFingerprint) -> None:
+        """Raise BudgetError if a record of `data` has spent more than the limit, with this run."""
+        limit, sums = self.limit, self.spent(data).values()
         for quantity, cap, total, requested in (
-            ("epsilon", limit.epsilon, after.epsilon, request.epsilon),
-            ("delta", limit.delta, after.delta, request.delta),
+            ("epsilon", limit.epsilon, max(spent.epsilon for spent in sums), request.epsilon),
+            ("delta", limit.delta, max(spent.delta for spent in sums), request.delta),
         ):
             if cap is not None and total > cap * (1 + 1e-9):
                 raise BudgetError(
                     f"Expected {quantity} of all runs on these records to stay within the site's {cap:.6g}, "
-                    f"got {total:.6g}: {after.runs - 1} earlier runs, this one reserves {requested:.6g}. "
-                    "Nothing was sent. Start with a smaller --epsilon or other records; see `topdp agent "
-                    "budget show`."
+                    f"got {total:.6g}: {max(spent.runs for spent in sums) - 1} earlier runs, this one "
+                    f"reserves {requested:.6g}. Nothing was sent. Start with a smaller --epsilon or other "
+                    "records; see `topdp agent budget show`."
                 )
 
     def raise_reservation(self, ledger_id: str, epsilon: float) -> None:
@@ -220,7 +223,10 @@ class SiteBudget:
             for names, origins in self._memberships(data):
                 origins |= {source[name] for name in names}
                 groups.add(frozenset(names).union(*(sets_of_source.get(origin, ()) for origin in origins)))
-            costs = self._costs()
+            costs: dict[bytes, list[RunCost]] = {}  # by data set
+            rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
+            for name, adjacency, epsilon, delta in rows:
+                costs.setdefault(name, []).append((adjacency, infinite_if_none(epsilon), delta))
             if not costs.keys() <= source.keys():
                 raise TypeError("a run on records that are not recorded")
             costs_of_records = ([cost for name in names for cost in costs.get(name, [])] for names in groups)
@@ -268,20 +274,6 @@ class SiteBudget:
             query = "INSERT INTO limits (time, epsilon, delta) VALUES (?, ?, ?)"
             db.execute(query, (_now(), limit.epsilon, limit.delta))
 
-    def _add_records(self, db: sqlite3.Connection, data: DataFingerprint) -> None:
-        data_set = (data.name, data.source, len(data.records))
-        if db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?)", data_set).rowcount:
-            rows = ((record, data.name) for record in data.records)
-            db.executemany("INSERT INTO members VALUES (?, ?)", rows)
-
-    def _costs(self) -> dict[bytes, list[RunCost]]:
-        """Map the name of each data set to (adjacency, ε, δ) of each of its runs."""
-        costs: dict[bytes, list[RunCost]] = {}
-        rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
-        for name, adjacency, epsilon, delta in rows:
-            costs.setdefault(name, []).append((adjacency, infinite_if_none(epsilon), delta))
-        return costs
-
 
 def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
     """Return (ε, δ) of a run under replace-one, given its (ε, δ) under `adjacency`.
@@ -303,9 +295,7 @@ def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
         costs = [("mixed", *as_replace_one(*cost)) for cost in costs]
     return {
         kind: SpentBudget(
-            math.fsum(epsilon for _, epsilon, _ in costs)
-            if math.isfinite(max(e for _, e, _ in costs))
-            else math.inf,
+            math.fsum(epsilon for _, epsilon, _ in costs),
             math.fsum(delta for *_, delta in costs),
             len(costs),
         )
@@ -323,23 +313,6 @@ def largest_sums(records: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget
                 max(spent.epsilon, other.epsilon), max(spent.delta, other.delta), max(spent.runs, other.runs)
             )
     return largest
-
-
-def largest_sum_with(before: dict[str, SpentBudget], run: RunCost) -> SpentBudget:
-    """Return the largest ε, δ and number of runs after `run` is added.
-
-    `before` maps each adjacency to its largest sums (`largest_sums`).
-    """
-    adjacency, epsilon, delta = run
-    after = [SpentBudget(epsilon, delta, 1)]
-    for kind, spent in before.items():
-        earlier, added = (spent.epsilon, spent.delta), (epsilon, delta)
-        if kind != adjacency:
-            # Converting the sums as if they were one run gives at least the sum of the converted runs.
-            earlier = earlier if kind == "mixed" else as_replace_one(kind, *earlier)
-            added = as_replace_one(adjacency, *added)
-        after.append(SpentBudget(earlier[0] + added[0], earlier[1] + added[1], spent.runs + 1))
-    return SpentBudget(max(s.epsilon for s in after), max(s.delta for s in after), max(s.runs for s in after))
 
 
 def _now() -> str:

@@ -1,9 +1,8 @@
 """Choices made at the starts of an agent, recorded in its ledger: a restart can only be stricter.
 
 Seeded noise and canaries stay recorded permanently, whatever later starts choose. An agent's own budget can
-only become smaller. Cyclic batches keep the order of the records. A ledger that an older version began is
-continued only with a person's consent. `Ledger` checks the manifest, and whether partners are planned or
-found by live pairing.
+only become smaller. Cyclic batches keep the order of the records. `Ledger` checks the manifest, and whether
+partners are planned or found by live pairing.
 
 **Guarantees.** Once a release was made under noise that can be reproduced, or while gradients without noise
 were recorded, every result says so. The charges never exceed the smallest budget that was ever requested.
@@ -16,11 +15,11 @@ import math
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
-from topdp.errors import DataError, TrustError
+from topdp.errors import DataError
 
 LEDGER_ID_KEY = "books"
 SEEDED_KEY, REHEARSAL_KEY = "seeded", "rehearsal"
-BUDGET_KEY, UPGRADE_KEY = "budget", "upgrade"
+BUDGET_KEY = "budget"
 DELTA_KEY = "delta"  # of the manifest; all charges refer to it
 TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 
@@ -41,7 +40,12 @@ def record_choices(
         )
     for key, is_chosen in ((SEEDED_KEY, seeded), (REHEARSAL_KEY, rehearsal)):
         if is_chosen and not ever_chosen(ledger, key):
-            _expect_first_start(ledger, key)
+            if ledger.last_entry is not None:
+                raise LedgerError(
+                    f"{TEST_OPTIONS[key]}: expected no such option, because releases in the ledger in "
+                    f"{ledger.folder} were made without it. Start again without it, or with another state "
+                    "folder."
+                )
             ledger.database.remember(key, str(True))
     smallest = min([granted, *(value for value in (recorded, requested) if value is not None)])
     if smallest != recorded:
@@ -50,26 +54,13 @@ def record_choices(
 
 
 def ever_chosen(ledger: Ledger, key: str) -> bool:
-    """Return whether some start chose `key`: SEEDED_KEY, REHEARSAL_KEY or UPGRADE_KEY."""
+    """Return whether some start chose `key`: SEEDED_KEY or REHEARSAL_KEY."""
     return ledger.meta.get(key) == str(True)
 
 
 def protects_data(ledger: Ledger) -> bool:
     """Return whether noise is secret and no gradients are recorded: no start had seeded noise or canaries."""
     return not any(ever_chosen(ledger, key) for key in TEST_OPTIONS)
-
-
-def _expect_first_start(ledger: Ledger, key: str) -> None:
-    """Raise LedgerError if releases were made without this option.
-
-    A ledger migrated from format 4 may not have recorded the option, so it is accepted.
-    """
-    unknown = "migrated_from" in ledger.meta and BUDGET_KEY not in ledger.meta
-    if ledger.last_entry is not None and not unknown:
-        raise LedgerError(
-            f"{TEST_OPTIONS[key]}: expected no such option, because releases in the ledger in "
-            f"{ledger.folder} were made without it. Start again without it, or with another state folder."
-        )
 
 
 def expect_record_order(ledger: Ledger, order: str) -> None:
@@ -92,30 +83,6 @@ def expect_record_order(ledger: Ledger, order: str) -> None:
             "Expected the records in the order of the first start, got others: cyclic batches would use some "
             "records more often than was accounted for. Give --data the file of the first start."
         )
-
-
-def expect_upgrade_agreed(ledger: Ledger, agreed: bool) -> None:
-    """Raise TrustError if a version that did not sign rows made releases, unless a person has `agreed`.
-
-    The person confirms that this ledger is the newest. Neighbours cannot prove that an unsigned row was sent
-    by this agent. If the ledger is an old copy, their correct claims are taken for lies, and rounds would be
-    made twice that are charged once.
-    """
-    migrated = ledger.database.one("SELECT charges FROM notes WHERE place = 'meta' AND key = 'migrated_from'")
-    if migrated is None or not migrated[0] or ever_chosen(ledger, UPGRADE_KEY) or agreed:
-        return
-    raise TrustError(
-        f"The ledger in {ledger.folder} was begun by a version of topdp that did not sign rows, so "
-        "neighbours could not show it if this were an old copy. End the run with that version. Or, if no "
-        "backup was restored, compare the last round with what neighbours have `seen` (topdp agent status), "
-        "and continue with --upgrade."
-    )
-
-
-def record_upgrade(ledger: Ledger) -> None:
-    """Record permanently that a person confirms this ledger to be the newest."""
-    if "migrated_from" in ledger.meta and not ever_chosen(ledger, UPGRADE_KEY):
-        ledger.database.remember(UPGRADE_KEY, str(True))
 
 
 def recorded_budget(ledger: Ledger) -> float | None:

@@ -19,7 +19,6 @@ from topdp import data
 from topdp.agents.agreement import amendments, card_succession
 from topdp.agents.agreement.manifest import Manifest, read_manifest
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
 from topdp.agents.node import agent_model_file, site_reservation
@@ -61,7 +60,6 @@ class AgentOptions:
     amended_by: Path | None = None  # the manifest that replaces this one
     after: Path | None = None  # under an amendment, the state folder of the previous run
     site: Path | None = None
-    upgrade: bool = False  # whether to continue a run that an older version began
 
 
 def run(
@@ -86,7 +84,7 @@ class _AgentProcess:
         self.identities = card_succession.load_identities(options.identity)
         first = self.identities[0]  # its key derives secrets that must stay the same after a renewal
         name, number = first.card.name, manifest.number(first.card.name)
-        meta = _read_ledger_meta(options.state, options.upgrade)
+        meta = _read_ledger_meta(options.state)
         self.identity = card_updates.choose_identity(manifest, self.identities, meta)
         own = card_updates.renewals(options.identity, manifest, name)
         self.directory = card_updates.restore_directory(manifest, meta, own)
@@ -115,17 +113,16 @@ class _AgentProcess:
         # One gradient before the first greeting, so that faults of the model or the data are reported.
         self.context.gradients.mean(0, self.context.start)
         self.timing.end_stage("first gradient")
-        self.evaluation = None if options.evaluate is None else self._owner_evaluation(options.evaluate)
+        self.evaluation: OwnerEvaluation | None = None
+        if options.evaluate is not None:
+            from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
-    def _owner_evaluation(self, every: int) -> OwnerEvaluation:
-        """Return the evaluation of this agent's model for its owner."""
-        from topdp.agents.node.owner_evaluation import OwnerEvaluation
-
-        evaluation = OwnerEvaluation(self.context.setup, self.dataset, self.context.name, every)
-        records = f"{evaluation.records} {evaluation.on} records of its own"
-        words = f"evaluates every {every} rounds on {records}: for its owner, not for publishing"
-        self.log.note("evaluate", words, logging.INFO)
-        return evaluation
+            self.evaluation = OwnerEvaluation(setup, self.dataset, name, options.evaluate)
+            records = f"{self.evaluation.records} {self.evaluation.on} records of its own"
+            words = (
+                f"evaluates every {options.evaluate} rounds on {records}: for its owner, not for publishing"
+            )
+            self.log.note("evaluate", words, logging.INFO)
 
     def _open(self) -> Agent:
         """Open the ledger, and prepare the links, which begin with the agent's run."""
@@ -147,8 +144,6 @@ class _AgentProcess:
             private=PrivateFiles(self.identity, options.identity),
             directory=self.directory,
         )
-        if options.upgrade:
-            start_choices.record_upgrade(agent.ledger)
         if amended is not None and last_round is not None:
             agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
             words = f"this run was amended: it ends with round {last_round}"
@@ -179,7 +174,16 @@ class _AgentProcess:
                 from topdp.agents.node import prometheus_metrics
 
                 await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics_port))
-            outcome = await _run_monitored(agent, monitor)
+            monitoring, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
+            try:
+                outcome = await agent.run()
+                code = outcome.code
+            except TopdpError as error:
+                code = error.code
+                raise
+            finally:
+                await end_all([monitoring], "the monitor")
+                monitor.end(code)  # writes the code to the state folder
             if reservation is not None:
                 reservation.end()
             return outcome
@@ -192,15 +196,13 @@ def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float |
     return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
 
 
-def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
+def _read_ledger_meta(state: Path) -> dict[str, str]:
     """Return the facts in the ledger of a state folder; none if it cannot be read (`Agent` reports why)."""
     try:
-        ledger = Ledger(state, writable=False)
+        with closing(Ledger(state, writable=False)) as ledger:
+            return ledger.meta
     except (LedgerError, TamperedError):
         return {}
-    with closing(ledger):
-        start_choices.expect_upgrade_agreed(ledger, upgrade)
-        return ledger.meta
 
 
 def _load_records(path: str, manifest: Manifest) -> data.Dataset:
@@ -220,18 +222,3 @@ def _log_features(message: str, done: int = 0, total: int | None = None, /, **de
     """Log the computation of features when it begins and at every tenth."""
     if total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
-
-
-async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:
-    """Run the agent with its monitor, which writes the exit code to the state folder."""
-    monitoring, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
-    try:
-        outcome = await agent.run()
-        code = outcome.code
-        return outcome
-    except TopdpError as error:
-        code = error.code
-        raise
-    finally:
-        await end_all([monitoring], "the monitor")
-        monitor.end(code)

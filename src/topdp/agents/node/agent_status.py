@@ -39,9 +39,6 @@ OMITTED_WHEN_EMPTY = {"seeded", "rehearsal", "stopped", "departed", "departures"
 OMITTED_WHEN_EMPTY |= {"waits_for", "heard", "scores"}
 """Facts that are shown only if they apply. Quarantines are always shown, even if there are none."""
 
-CHANGING_KEYS = ("written", "heard")
-"""Facts that change all the time; a new value is not reported as a change."""
-
 AgentState = Literal["waits", "computes", "paused", "ends", "ended"]
 Liveness = Literal["running", "not answering", "not running"]
 
@@ -192,9 +189,22 @@ def read_status(state: Path) -> dict[str, Any]:
         facts["seen"] = {peer: ledger.last_received(peer) for peer in ledger.recorded_peers()}
         facts["quarantined"] = quarantined_peers(ledger)
     status = ProcessStatus.read(state)
-    if facts["budget"] is None and status is not None:  # the ledger of a version that did not record budgets
+    if facts["budget"] is None and status is not None:  # no start has recorded it in the ledger yet
         facts["budget"] = status.budget
-    facts |= {"paused": OperatorOrders(state).given_at(PAUSE_FILE), **_process_facts(status)}
+    process = "not running" if status is None else status.liveness
+    running = status if process != "not running" else None
+    facts |= {
+        "paused": OperatorOrders(state).given_at(PAUSE_FILE),
+        "process": process,
+        "id": running.process if running else None,
+        "doing": running.state if running else None,
+        "written": status.written if status else None,
+        "rounds": status.rounds if status else None,  # of the last start
+        "waits_for": dict(running.waits_for) if running else {},
+        "heard": dict(running.heard) if running else {},
+        "scores": status.scores if status else None,
+        "code": status.code if status else None,
+    }
     if facts["rounds"] is not None and facts["ends"] is not None:  # the process may not know the end yet
         facts["rounds"] = min(facts["rounds"], max(facts["ends"], facts["round"]))
     return facts
@@ -222,28 +232,6 @@ def charged_facts(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def _process_facts(status: ProcessStatus | None) -> dict[str, Any]:
-    """Return the facts of the status file. `rounds` is that of the last start; None before the first."""
-    process = "not running" if status is None else status.liveness
-    running = status if process != "not running" else None
-    return {
-        "process": process,
-        "id": running.process if running else None,
-        "doing": running.state if running else None,
-        "written": status.written if status else None,
-        "rounds": status.rounds if status else None,
-        "waits_for": dict(running.waits_for) if running else {},
-        "heard": dict(running.heard) if running else {},
-        "scores": status.scores if status else None,
-        "code": status.code if status else None,
-    }
-
-
-def stable_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts whose changes are reported."""
-    return {key: value for key, value in facts.items() if key not in CHANGING_KEYS}
-
-
 def finished(facts: dict[str, Any]) -> bool:
     """Return whether the agent has completed all its rounds and its process has ended."""
     is_complete = facts["rounds"] is not None and facts["round"] >= facts["rounds"]
@@ -252,7 +240,8 @@ def finished(facts: dict[str, Any]) -> bool:
 
 def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts for people: ages instead of times, without facts that do not apply."""
-    shown = {key: value for key, value in facts.items() if key not in ("written", "id", "code")}
+    in_other_words = ("written", "id", "code", "budget", "rounds", "ends", "delta")
+    shown = {key: value for key, value in facts.items() if key not in in_other_words}
     if facts["written"] is not None and facts["process"] == "not answering":
         shown["process"] = f"not answering since {age_in_words(facts['written'])} (process {facts['id']})"
     elif facts["id"] is not None:
@@ -273,8 +262,6 @@ def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
         shown["round"] = f"{facts['round']} of {facts['rounds']}"
     if facts["ends"] is not None:
         shown["round"] = f"{shown['round']}: this run was amended, and ends with round {facts['ends']}"
-    for key in ("budget", "rounds", "ends", "delta"):
-        shown.pop(key)
     for key in OMITTED_WHEN_EMPTY:
         if shown[key] is None or shown[key] is False or shown[key] == {}:
             del shown[key]

@@ -84,7 +84,7 @@ def expect_listed(manifest: Manifest, name: str, identity: Path, is_member: bool
     amendment = manifest.amends
     if amendment is None or name in amendment.granted:
         return
-    if is_member or RollbackMark(identity, amendment.manifest).exists:
+    if is_member or RollbackMark(identity, amendment.manifest).path.exists():
         raise TrustError(
             f"Expected what {name} was granted and has spent in the run {amendment.manifest[:16]}, since it "
             f"was a member; the amendment {manifest.hash[:16]} does not list it, so all would be granted "

@@ -101,7 +101,12 @@ class NodeMonitor:
             self._write(status)
         if self.report and asyncio.get_running_loop().time() - self._reported_at >= self.report:
             self._reported_at = asyncio.get_running_loop().time()
-            self.log_progress()
+            with suppress(LedgerError):  # the agent has just ended
+                words = progress_in_words(status, agent.ledger.spent, agent.ledger.charged_by)
+                if status.scores:
+                    words += f"; {scores_in_words(status.scores)}"
+                facts = status.model_dump(include={"rounds", "budget", "waits_for", "state", "scores"})
+                self._log(words, "progress", {**facts, "epsilon": agent.ledger.spent})
 
     def status(self, code: int | None = None) -> ProcessStatus:
         agent, loop = self.agent, self.agent.loop
@@ -123,15 +128,6 @@ class NodeMonitor:
             scores=self.scores,
             code=code,
         )
-
-    def log_progress(self) -> None:
-        with suppress(LedgerError):  # the agent has just ended
-            status, ledger = self.status(), self.agent.ledger
-            words = progress_in_words(status, ledger.spent, ledger.charged_by)
-            if status.scores:
-                words += f"; {scores_in_words(status.scores)}"
-            facts = status.model_dump(include={"rounds", "budget", "waits_for", "state", "scores"})
-            self._log(words, "progress", {**facts, "epsilon": ledger.spent})
 
     def end(self, code: int) -> None:
         """Write the exit code to the status file. The ledger may be closed."""

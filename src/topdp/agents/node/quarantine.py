@@ -58,19 +58,14 @@ def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
         # The reason first: a crash in between must not lift a quarantine without a reason.
         ledger.database.remember(f"{LIFTED_KEY_PREFIX}{len(_lifted_entries(ledger))}", json.dumps(facts))
         ledger.lift_quarantine(peer)
-        return {**facts, "remarks": _remarks(ledger, peer)}
-
-
-def _remarks(ledger: Ledger, peer: str) -> list[str]:
-    """Return what lifting the quarantine does not restore, as sentences."""
-    remarks = []
-    if ledger.departed is not None:
-        remarks.append(
-            f"The plan was departed from ({ledger.departed}): charges stay by {ledger.charged_by}."
-        )
-    if peer in ledger.departed_members():
-        remarks.append(f"{peer} was given up for good: it takes no further part in this run.")
-    return remarks
+        remarks = []  # what is not restored
+        if ledger.departed is not None:
+            remarks.append(
+                f"The plan was departed from ({ledger.departed}): charges stay by {ledger.charged_by}."
+            )
+        if peer in ledger.departed_members():
+            remarks.append(f"{peer} was given up for good: it takes no further part in this run.")
+        return {**facts, "remarks": remarks}
 
 
 def _lifted_entries(ledger: Ledger) -> list[dict[str, Any]]:

@@ -25,14 +25,13 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.agent_loop import AgentLoop
-from topdp.agents.runtime.card_updates import CardUpdates
+from topdp.agents.runtime.card_updates import CardUpdates, restore_directory
 from topdp.agents.runtime.outbox_sender import OutboxSender
 from topdp.agents.runtime.peer_contacts import PeerContacts
 from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.planned_loop import PlannedLoop
 from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.runtime.row_guards import uniform_norm_limits
-from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
@@ -120,36 +119,30 @@ class Agent:
         if self.live_pairing:  # the agent charges by worst case, and each agent counts its own rounds
             context = replace(context, limits=uniform_norm_limits(part.plan, manifest.rules.largest_norm))
         self.context = context = replace(context, epsilon=epsilon)
-        self.cards = CardUpdates(
-            manifest, self.name, ledger=self.ledger, folder=private.folder, directory=directory
-        )
+        directory = directory or restore_directory(manifest, self.ledger.meta)
         if context.order is not None:
             start_choices.expect_record_order(self.ledger, context.order)
         self.shared_draws: SharedDraws | None = None
         if Capability.SHARED_DRAWS in part.plan.needs:
             from topdp.agents.runtime.shared_draws import SharedDraws
 
-            self.shared_draws = SharedDraws(context, self.ledger, private)
-            self.shared_draws.notices.directory = self.cards.directory
+            self.shared_draws = SharedDraws(context, self.ledger, private, directory)
         self.mark = RollbackMark(private.folder, manifest.hash)
         may_lack_rows = self._resume_from_mark()
-        neighbours = list(manifest.neighbours(self.name))
+        neighbours = manifest.neighbours(self.name)
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         plan = "live pairing" if self.live_pairing else part.plan.digest()
         self.peers = PeerContacts(
-            name=self.name,
-            neighbours=neighbours,
             terms=LinkTerms(manifest.hash, plan, digest_of(context.start.numpy().tobytes())),
             ledger=self.ledger,
             inbox=Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
             transport=transport,
             check_row=self._check_row,
-            refusals=RefusalLog(self.name),
-            signatures=RowSignatures(self.name, manifest, private.identity, self.cards.directory),
+            signatures=RowSignatures(directory, private.identity),
             last_round=part.plan.releases - 1,
             hooks=hooks,
             notices=self.shared_draws.notices if self.shared_draws else None,
-            card_updates=self.cards,
+            card_updates=CardUpdates(self.name, self.ledger, directory, private.folder),
             may_lack_rows=may_lack_rows,
         )
         if self.shared_draws is not None:
@@ -216,6 +209,8 @@ class Agent:
             await end_all([rounds, stopping], self.name)
 
     def _outcome(self, finished: bool) -> AgentOutcome:
+        kinds = Counter(entry.kind for entry in self.ledger.entries())
+        rounds = kinds["release"] + kinds["noise"]
         seeded, rehearsal = (
             start_choices.ever_chosen(self.ledger, key) for key in start_choices.TEST_OPTIONS
         )
@@ -223,7 +218,9 @@ class Agent:
             "agent": self.name,
             "federation": self.context.manifest.hash,
             "releases": self.ledger.round + 1,
-            **self._counts(),
+            "made": rounds,
+            "without_data": kinds["noise"],
+            "skipped": self.ledger.round + 1 - rounds,
             "finished": finished,
             "seeded": seeded,
             "rehearsal": rehearsal,
@@ -240,12 +237,6 @@ class Agent:
         if seeded:
             result["warning"] = "Seeded noise: for tests only. Anyone who knows the seed can subtract it."
         return AgentOutcome(ExitCode.BUDGET if self.loop.out_of_budget else ExitCode.DONE, finished, result)
-
-    def _counts(self) -> dict[str, int]:
-        """Return how many rounds were made, how many of those without data, and how many were skipped."""
-        kinds = Counter(entry.kind for entry in self.ledger.entries())
-        rounds = kinds["release"] + kinds["noise"]
-        return {"made": rounds, "without_data": kinds["noise"], "skipped": self.ledger.round + 1 - rounds}
 
     def _spent(self) -> dict[str, Any]:
         ledger, privacy = self.ledger, self.context.manifest.config.privacy

@@ -214,15 +214,12 @@ def _expect_small_rounding(
     """Raise InputError if rounding before noise adds noticeably to the cost that is charged."""
     privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
     share = rounded_share(
-        setup.plan,
-        meter.spending.owner,
+        meter.spending,
         meter.planned if meter.coalition_information is None else meter.coalition_information,
-        meter.spending.sensitivity,
         _max_gradient_norm(batches, privacy.clip),
         largest,
         exact.rounding_bound(_batch_records(batches), privacy.clip, batches.divisor),
         together=not hidden,
-        period=meter.spending.batches.period,
     )
     if hidden and meter.by_plan is not None:
         share += mixing_share(setup.plan, largest, mu_of(float(meter.by_plan[-1]), privacy.delta))

@@ -13,9 +13,9 @@ finitely many digits").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -144,20 +144,21 @@ def mix_rows(parts: Iterable[tuple[int, float]], before: Mapping[int, Tensor], s
 
 
 def add_noise(
-    row: Tensor, add: Callable[[Tensor], None], deviations: Sequence[float], dtype: torch.dtype
+    row: Tensor, draws: AgentDraws, noise: Sequence[tuple[float, int, int]], dtype: torch.dtype
 ) -> Tensor:
-    """Return `row` with its noise, on the grid of the smallest of its `deviations`, in the type `dtype`.
+    """Return `row` with its noise, on the grid of the smallest deviation, in the type `dtype`.
 
-    `add` adds the noise to a row of float64, in place. The noise is summed first, so the rounded result is a
-    function of the exact sum, however many draws it has.
+    `row` is in float64. `noise`: (deviation, round, draw). The noise is summed first, so the rounded result
+    is a function of the exact sum, however many draws it has.
     """
-    smallest = min((abs(deviation) for deviation in deviations if deviation), default=0.0)
+    smallest = min((abs(std) for std, *_ in noise if std), default=0.0)
     if not smallest:
         return row.to(dtype)
-    noise = torch.zeros_like(row)
-    add(noise)
+    total = torch.zeros_like(row)
+    for std, round, draw in noise:
+        draws.add(total, std, round, draw)
     grid = grid_of(smallest)
-    return row.add_(noise).div_(grid).round_().mul_(grid).to(dtype)
+    return row.add_(total).div_(grid).round_().mul_(grid).to(dtype)
 
 
 def shorten(row: Tensor, largest_norm: float) -> Tensor:
@@ -204,14 +205,8 @@ def make_rows(
             target.add_(gradient, alpha=float(release.step[row]))
         noise = [(std, round, draw) for draw, std in part.draws(round, row) if draw not in changes.left_out]
         noise += [(-std, earlier, draw) for of, earlier, draw, std in changes.taken_back if of == row]
-        deviations = [std for std, *_ in noise]
-        rows[row] = add_noise(target, partial(_add_draws, draws, noise), deviations, estimate.dtype)
+        rows[row] = add_noise(target, draws, noise, estimate.dtype)
     return rows
-
-
-def _add_draws(draws: AgentDraws, noise: list[tuple[float, int, int]], total: Tensor) -> None:
-    for std, round, draw in noise:
-        draws.add(total, std, round, draw)
 
 
 def _mix_sources(

@@ -27,7 +27,7 @@ from topdp.agents.agreement.card_succession import (
     SuccessorLimitError,
     SuccessorOrderError,
 )
-from topdp.agents.agreement.identity import Identity, expect_valid
+from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.wire.link_refusals import RefusalLog
@@ -41,18 +41,10 @@ class CardUpdates:
     """The cards of all agents, as the ledger of one agent records them."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        name: str,
-        *,
-        ledger: Ledger,
-        folder: Path | None = None,
-        directory: CardDirectory | None = None,
+        self, name: str, ledger: Ledger, directory: CardDirectory, folder: Path | None = None
     ) -> None:
         """`folder`: the identity folder of this agent, in which a renewal appears while it runs."""
-        self.name, self.ledger, self.folder = name, ledger, folder
-        self.directory = directory or restore_directory(manifest, ledger.meta)
-        self._manifest = manifest
+        self.name, self.ledger, self.directory, self.folder = name, ledger, directory, folder
         self._to_send = recorded_successors(ledger.meta)
         self._sent_counts: dict[str, int] = {}  # neighbour -> how many of these cards were sent to it
         self._log = RefusalLog(name)
@@ -65,9 +57,11 @@ class CardUpdates:
     def load_renewals(self) -> None:
         """Record the cards that were renewed at this site since the last call."""
         numbers = [successor.number for successor in self._to_send if successor.card.name == self.name]
-        if self.folder is None or not card_succession.has_successor(self.folder, max(numbers, default=0)):
+        if self.folder is None or len(card_succession.successor_files(self.folder)) <= max(
+            numbers, default=0
+        ):
             return
-        renewed = renewals(self.folder, self._manifest, self.name)
+        renewed = renewals(self.folder, self.directory.manifest, self.name)
         if len(renewed) > MAX_SUCCESSORS:
             words = (
                 f"the last {len(renewed) - MAX_SUCCESSORS} are not shown: a manifest takes "
@@ -147,7 +141,7 @@ def restore_directory(
     """Return the cards of all agents that the ledger records, and this site's own renewals (`own`)."""
     directory = CardDirectory(manifest)
     for successor in [*recorded_successors(meta), *own[:MAX_SUCCESSORS]]:
-        directory.restore(successor)
+        directory.accept(successor, is_recorded=True)
     for name in manifest.names:
         if meta.get(SHOWN_KEY + name) == str(directory.number(name)):
             directory.mark_shown(directory.card(name))
@@ -160,18 +154,20 @@ def choose_identity(manifest: Manifest, identities: Sequence[Identity], meta: Ma
     An expired identity is replaced by the newest one: a neighbour that has the new card accepts it.
     """
     name = identities[0].card.name
-    if len(identities) == 1:
-        expect_valid(identities[0], "the identity folder")
-    listed = manifest.card(name)
+    listed = manifest.card(name).fingerprint
     fingerprints = [identity.card.fingerprint for identity in identities]
-    if listed.fingerprint not in fingerprints:
+    position = fingerprints.index(listed) if listed in fingerprints else -1
+    neighbours = manifest.neighbours(name)
+    known_to_all = min((int(meta.get(KNOWN_TO_KEY + peer, "0")) for peer in neighbours), default=0)
+    newest = max(position, min(known_to_all, len(identities) - 1))
+    chosen = identities[-1] if identities[newest].card.validity_problem() else identities[newest]
+    if reason := chosen.card.validity_problem():
+        raise TrustError(
+            f"Expected a valid certificate in the identity folder, but {reason}. Make a new identity."
+        )
+    if position < 0:
         raise TrustError(
             f"Expected the certificate that the manifest lists for {name}, got {fingerprints[-1]}: use the "
             "identity whose card is in the manifest."
         )
-    neighbours = manifest.neighbours(name)
-    known_to_all = min((int(meta.get(KNOWN_TO_KEY + peer, "0")) for peer in neighbours), default=0)
-    newest = max(fingerprints.index(listed.fingerprint), min(known_to_all, len(identities) - 1))
-    chosen = identities[-1] if identities[newest].card.validity_problem() else identities[newest]
-    expect_valid(chosen, "the identity folder")
     return chosen

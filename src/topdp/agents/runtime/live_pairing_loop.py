@@ -18,7 +18,6 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import final
 
 from torch import Tensor
@@ -120,8 +119,8 @@ class LivePairingLoop(AgentLoop):
             row = mix_rows(parts, before, estimate)
             if rate is not None:
                 row.add_(self.context.gradients.mean(round, estimate), alpha=-rate)
-            draws, me = self.context.draws, self.context.part.agent
-            return add_noise(row, lambda noise: draws.add(noise, std, round, me), [std], estimate.dtype)
+            noise = [(std, round, self.context.part.agent)]
+            return add_noise(row, self.context.draws, noise, estimate.dtype)
 
         return job
 
@@ -216,13 +215,9 @@ class LivePairingLoop(AgentLoop):
         for partner in self.pairing.open_with():
             is_reachable = self.peers.transport.reaches(partner) and self.ledger.quarantined(partner) is None
             if is_reachable and partner not in self._settling:
-                task = self._settling[partner] = self.peers.spawn(self._settle_with(partner))
-                task.add_done_callback(partial(self._forget_task, partner))
+                self._settling[partner] = self.peers.spawn(self._settle_with(partner))
         if self._settling:
             await asyncio.wait(list(self._settling.values()), timeout=MAX_LISTENING_SECONDS)
-
-    def _forget_task(self, partner: str, _: asyncio.Task[None]) -> None:
-        self._settling.pop(partner, None)
 
     async def _settle_with(self, partner: str) -> None:
         with suppress(Unreachable):
@@ -241,6 +236,7 @@ class LivePairingLoop(AgentLoop):
                         self.pairing.aborted(pair.id)
                     elif reply.code is ReplyCode.COMMITTED:
                         self._accept_commit(partner, pair.id, reply.body)
+        self._settling.pop(partner, None)
         self.peers.changed.set()
 
     # The acceptor
@@ -260,7 +256,7 @@ class LivePairingLoop(AgentLoop):
         return Reply(code, body=self._pack_row(pair.own_round, id) if pair else b"")
 
     def _pack_row(self, round: int, id: str = "") -> bytes:
-        body = self.pairing.own_row(round)
+        body = self.ledger.body(ANY_RECEIVER, round)
         signature = self.peers.signatures.sign(ANY_RECEIVER, round, digest_of(body))
         return Handover(round, id, body, signature.hex()).pack()
 
@@ -288,14 +284,15 @@ class LivePairingLoop(AgentLoop):
         """
         if self.ticks_at_end >= 2 * TICKS_PER_TIMEOUT:
             return []
-        open_with = self.pairing.open_with()
+        unsettled = self.pairing.open_with() | {
+            peer
+            for peer in filter(self.peers.transport.reaches, self.peers.neighbours)
+            if not (self.ledger.finish_known(peer) or self.peers.sends_nothing_to(peer))
+        }
         return [
             peer
             for peer in self.peers.neighbours
-            if (peer in open_with or (self.peers.transport.reaches(peer) and not self._is_informed(peer)))
+            if peer in unsettled
             and self.peers.silent_ticks[peer] < TICKS_PER_TIMEOUT
             and self.ledger.quarantined(peer) is None
         ]
-
-    def _is_informed(self, peer: str) -> bool:
-        return self.ledger.finish_known(peer) or self.peers.sends_nothing_to(peer)

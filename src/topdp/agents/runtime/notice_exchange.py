@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
-from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.agreement.signatures import Notice, NoticeError, decode_notices, encode_notices
 from topdp.agents.ledger.notice_store import NoticeStore
 from topdp.agents.runtime.pair_keys import KEYS_AGREED, RUN_KEY, RunKey
@@ -34,20 +33,20 @@ NoticeCheck = Callable[[Notice], None]
 class NoticeExchange:
     """The notices of all agents, and which of them each neighbour has."""
 
-    def __init__(self, manifest: Manifest, identity: Identity, plan: str, store: NoticeStore) -> None:
-        self.manifest, self.identity, self.plan, self.store = manifest, identity, plan, store
+    def __init__(self, directory: CardDirectory, identity: Identity, plan: str, store: NoticeStore) -> None:
+        self.directory, self.identity, self.plan, self.store = directory, identity, plan, store
+        self.manifest = directory.manifest
         self.run = ""  # the name of the run, once the keys of all agents have arrived
         self.has_begun = store.ledger.round >= 0
         # By the first words of the subject.
         self.checks: dict[str, NoticeCheck] = {RUN_KEY: self._check_key, KEYS_AGREED: self._check_agreed}
-        self.directory: CardDirectory | None = None  # cards that agents have had since the manifest was made
         self._acknowledged: dict[str, int] = {}  # neighbour -> number of the last notice that it has
         self._sent_after: dict[str, int] = {}  # neighbour -> number after which the notices sent to it begin
         self._reported_counts: dict[str, int] = {}  # neighbour -> number of notices that it reported
         self._resends: Counter[str] = Counter()  # how often each neighbour reported fewer than before
         self._partings: Counter[str] = Counter()
         # Of one author: a key, an agreement, and that each other agent is silent and has departed.
-        self._max_notices = 2 * len(manifest.names)
+        self._max_notices = 2 * len(self.manifest.names)
 
     def publish(self, about: str, text: str) -> None:
         """Make a notice of this agent. An earlier notice on the same subject stays instead."""
@@ -122,7 +121,7 @@ class NoticeExchange:
         check = self.checks.get(next((kind for kind in self.checks if notice.about.startswith(kind)), ""))
         if check is None or notice.run not in ("", self.run):
             return "its subject or its run is unknown here"
-        if not notice.verify(self.manifest, self.directory):
+        if not notice.verify(self.directory):
             return "it does not bear the signature of that agent"
         try:
             check(notice)

@@ -65,47 +65,34 @@ class RunKey:
 
 
 def derive_run(
-    federation: str,
-    keys: Iterable[RunKey],
-    me: int,
-    partners: Iterable[int],
-    private: X25519PrivateKey | None,
+    federation: str, keys: list[RunKey], me: int, partners: Iterable[int], private: X25519PrivateKey | None
 ) -> tuple[str, dict[int, bytes]]:
-    """Return the run's name, and the pair secret of this agent with each of its partners.
+    """Return the run's name (a hash of what all agents have stated), and the secret with each partner.
 
     `keys`: those of all agents, in the order of their numbers. `partners`: the agents with which this one
     shares draws. `private` is None if the run has ended and the key was erased; then only the name is known.
     """
-    keys = list(keys)
-    run = run_name(federation, keys)
+    stated = [[key.plan, key.public, key.nonce] for key in keys]
+    run = hashlib.sha256(json.dumps(["topdp run 1", federation, stated]).encode()).hexdigest()
     if private is None:
         return run, {}
     if private.public_key().public_bytes_raw().hex() != keys[me].public:
         raise TrustError("Expected the private half of the key that this agent has stated, got another one.")
-    return run, {other: _pair_secret(federation, keys, run, me, other, private) for other in partners}
-
-
-def run_name(federation: str, keys: list[RunKey]) -> str:
-    """Return the run's name, in hex: a hash of what all agents have stated."""
-    stated = [[key.plan, key.public, key.nonce] for key in keys]
-    return hashlib.sha256(json.dumps(["topdp run 1", federation, stated]).encode()).hexdigest()
+    seeds = {}
+    for other in partners:
+        low, high = sorted((me, other))
+        context = [SEED_LABEL, federation, keys[me].plan, run, low, high, keys[low].public, keys[high].public]
+        try:
+            secret = _shared_secret(private, keys[other].public)
+        except ValueError as error:
+            raise TrustError(f"Expected a key from agent {other} that makes a secret: {error}.") from None
+        seeds[other] = HKDF(SHA256(), 32, bytes.fromhex(run), json.dumps(context).encode()).derive(secret)
+    return run, seeds
 
 
 def draw_key(seed: bytes, round: int, draw: int, piece: int) -> bytes:
     """Return the key of ChaCha20 for one piece of one draw."""
     return HKDFExpand(SHA256(), 32, json.dumps(["draw", round, draw, piece]).encode()).derive(seed)
-
-
-def _pair_secret(
-    federation: str, keys: list[RunKey], run: str, me: int, other: int, private: X25519PrivateKey
-) -> bytes:
-    low, high = sorted((me, other))
-    context = [SEED_LABEL, federation, keys[me].plan, run, low, high, keys[low].public, keys[high].public]
-    try:
-        secret = _shared_secret(private, keys[other].public)
-    except ValueError as error:
-        raise TrustError(f"Expected a key from agent {other} that makes a secret: {error}.") from None
-    return HKDF(SHA256(), 32, bytes.fromhex(run), json.dumps(context).encode()).derive(secret)
 
 
 def _shared_secret(private: X25519PrivateKey, public: str) -> bytes:

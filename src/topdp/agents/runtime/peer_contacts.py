@@ -47,14 +47,11 @@ RequestHandler = Callable[[str, Message], Awaitable[Reply]]
 class PeerContacts:
     """The neighbours of one agent, the objects that exchange messages with them, and their state."""
 
-    name: str
-    neighbours: list[str]
     terms: LinkTerms
     ledger: Ledger
     inbox: Inbox
     transport: Transport
     check_row: RowCheck
-    refusals: RefusalLog
     signatures: RowSignatures
     last_round: int  # of the plan
     hooks: AgentHooks
@@ -63,6 +60,9 @@ class PeerContacts:
     may_lack_rows: bool = False  # the ledger may be an old copy: see `peer_judgement`
 
     def __post_init__(self) -> None:
+        self.name = self.signatures.identity.card.name
+        self.neighbours = list(self.signatures.directory.manifest.neighbours(self.name))
+        self.refusals = RefusalLog(self.name)
         self.handlers: dict[MessageKind, RequestHandler] = {}
         self.finishing = False  # True once all rounds are in the ledger: neighbours are informed
         self.is_excluded: Callable[[str], bool] = lambda peer: False  # whether this agent has excluded a peer

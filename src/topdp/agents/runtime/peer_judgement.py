@@ -46,10 +46,6 @@ class PeerBeliefs:
             return []
         return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
 
-    def newest_round_of(self, peer: str) -> int:
-        """Return the highest round of a row that `peer` has ever sent."""
-        return max(self.newest_shown[peer], self.ledger.last_received(peer))
-
     def skips_rounds(self, peer: str, round: int) -> bool:
         """Return whether `peer` reports that its `round` has passed without a row for this agent.
 
@@ -69,8 +65,8 @@ class PeerBeliefs:
         received_digest = self.ledger.digest_received(peer, greeting.sent)
         newest = self.ledger.last_received(peer) if received is None else received
         if greeting.seen >= 0 and own_digest != greeting.seen_digest:
-            signature = bytes.fromhex(greeting.seen_signature)
-            if self.peers.signatures.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
+            facts = (greeting.seen, greeting.seen_digest, bytes.fromhex(greeting.seen_signature))
+            if self.peers.signatures.verify(self.peers.name, receiver, *facts):
                 self.peers.fail(self._old_copy(peer, greeting.seen))
                 return False
             code = ReplyCode.NOT_A_GREETING

@@ -104,7 +104,7 @@ class PlannedLoop(AgentLoop):
         """
         ticks, peers = TickClock(self.context.manifest.rules.idle_timeout), self.peers.neighbours
         waited = 0
-        while not shared_draws.agree_on_keys() or not self._all_answered(peers):
+        while not shared_draws.agree_on_keys() or not self._all_answered(shared_draws):
             self.peers.wake_senders()  # send the notice of the agreement
             unheard = set(peers) - self.peers.beliefs.answered
             self.waits.set_peers({*shared_draws.missing_agents(), *unheard})
@@ -119,13 +119,15 @@ class PlannedLoop(AgentLoop):
         self._raise_faults()
         return True
 
-    def _all_answered(self, peers: list[str]) -> bool:
+    def _all_answered(self, shared_draws: SharedDraws) -> bool:
         """Return whether each neighbour has reported its rows, is excluded, or has finished.
 
         A neighbour that has finished according to this ledger has received nothing since, and may have left.
         """
         answered, finished = self.peers.beliefs.answered, self.ledger.finished
-        return all(peer in answered or finished(peer) or self._is_lost(peer) for peer in peers)
+        return all(
+            peer in answered or finished(peer) or shared_draws.is_lost(peer) for peer in self.peers.neighbours
+        )
 
     async def _wait_for_departures(self, round: int) -> bool:
         """Wait until all agents have stated every departure. Return False if asked to stop."""
@@ -177,9 +179,6 @@ class PlannedLoop(AgentLoop):
             self.shared_draws.expect_not_excluded()
             self.meter = self.shared_draws.count_departures(self.history)
 
-    def _is_lost(self, peer: str) -> bool:
-        return self.shared_draws is not None and self.shared_draws.is_lost(peer)
-
     def _is_missing(self, peer: str, round: int) -> bool:
         if self.ledger.unapplied_body(peer, round) is not None:
             return False
@@ -214,7 +213,8 @@ class PlannedLoop(AgentLoop):
         state = self.ledger.state()
         if not self.context.manifest.rules.tolerates_silence or not heard or state is None:
             return False
-        target = min(self.peers.beliefs.newest_round_of(peer) for peer in heard)
+        shown = self.peers.beliefs.newest_shown
+        target = min(max(shown[peer], self.ledger.last_received(peer)) for peer in heard)
         if target <= self.ledger.round + 2:
             return False
         words = f"the neighbours are at round {target}: continues with it after round {self.ledger.round}"

@@ -26,6 +26,7 @@ from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.observer_filter import Public
+from topdp.privacy.spending_curve import Spending
 
 FLOAT64_UNIT = 2.0**-53  # relative error of one operation in float64, at most
 MAX_ROUNDED_SHARE = 1e-3  # what rounding before noise may add, as a share of an agent's μ
@@ -143,22 +144,14 @@ def _weights(plan: Plan, r: int, seen: Bools) -> tuple[Floats, Bools, Bools]:
 
 
 def rounded_share(
-    plan: Plan,
-    agent: int,
-    information: Floats,
-    moved: float,
-    gradient: float,
-    largest_norm: float,
-    off: float = 0.0,
-    together: bool = True,
-    period: int = 1,
+    spending: Spending, information: Floats, gradient: float, largest_norm: float, off: float, together: bool
 ) -> float:
-    """Return the relative error by which the agent's μ may be too low because of rounding before noise.
+    """Return the relative error by which the owner's μ may be too low because of rounding before noise.
 
-    `information` [releases]: 1/z² of the agent's releases. `moved`: Δ, how far one record moves the agent's
-    mean gradient; `gradient`: the largest norm of that mean; `off`: what rounding inside it adds to Δ.
-    `largest_norm`: of rows that are sent, or of estimates. `period`: the number of classes of rounds, of
-    which a record is in one.
+    `spending` states Δ, how far one record moves the owner's mean gradient, and the number of classes of
+    rounds, of which a record is in one. `information` [releases]: 1/z² of the owner's releases. `gradient`:
+    the largest norm of the mean gradient; `off`: what rounding inside it adds to Δ. `largest_norm`: of rows
+    that are sent, or of estimates.
 
     The relative error of a quotient, product or sum is `FLOAT64_UNIT` in each number, and so in the norm.
     This applies to the mean, its product with the step, and the sum with the mix, in both neighbouring data
@@ -167,7 +160,8 @@ def rounded_share(
     share counts, however shifts combine. A robust rule that selects numbers from k rows may return a row that
     is √k times as long as these.
     """
-    owned = plan.owner == agent
+    plan, moved, period = spending.plan, spending.sensitivity, spending.batches.period
+    owned = plan.owner == spending.owner
     norms, shares = np.ones(plan.rows), np.zeros(plan.releases)
     for r in range(plan.releases):
         source, weight = plan.source[r], np.abs(plan.weight[r])
@@ -178,9 +172,8 @@ def rounded_share(
         if carries.any():
             step, largest = abs(plan.rate[r]), float(mixes[carries].max()) * largest_norm
             shares[r] = (2 * FLOAT64_UNIT * (largest + 3 * step * gradient) + step * off) / (step * moved)
-        norms = np.where(
-            plan.memories, mixes, 1.0
-        )  # nobody checks the norm of rows that an agent does not send
+        # Nobody checks the norm of rows that an agent does not send.
+        norms = np.where(plan.memories, mixes, 1.0)
     if not together:
         return float(shares.max())
     squares = information * shares[: len(information)] ** 2

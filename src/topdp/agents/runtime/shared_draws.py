@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.notice_store import NoticeStore
@@ -37,11 +38,13 @@ LEFT_BEHIND_KEY = "left behind"
 class SharedDraws:
     """The part of one agent in a run with shared draws."""
 
-    def __init__(self, context: AgentContext, ledger: Ledger, private: PrivateFiles) -> None:
+    def __init__(
+        self, context: AgentContext, ledger: Ledger, private: PrivateFiles, directory: CardDirectory
+    ) -> None:
         self.context, self.ledger, self.hooks = context, ledger, context.hooks
-        manifest, self.plan = context.manifest, context.part.plan.digest()
-        self.notices = NoticeExchange(manifest, private.identity, self.plan, NoticeStore(ledger))
-        self.secret = RunSecret(private.folder, manifest.hash)
+        self.plan = context.part.plan.digest()
+        self.notices = NoticeExchange(directory, private.identity, self.plan, NoticeStore(ledger))
+        self.secret = RunSecret(private.folder, context.manifest.hash)
         exposure = context.meter.spending.analysis.exposure()
         self.departures = Departures(context.part, self.notices, ledger, recalls_draws(exposure))
         self._meter = context.meter

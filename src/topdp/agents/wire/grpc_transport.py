@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,6 @@ class GrpcTransport(Transport):
         manifest: Manifest,
         *,
         listen: str | None = None,
-        chance: random.Random | None = None,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         directory: CardDirectory | None = None,
         listed: Identity | None = None,
     ) -> None:
@@ -76,7 +73,6 @@ class GrpcTransport(Transport):
         self.relayed = {name for name in self.neighbours if manifest.relayed(self.name, name)}
         self._party = HandshakeParty(identity, manifest.hash)
         self._refusals = RefusalLog(self.name)
-        self._chance, self._pause = chance or random.SystemRandom(), pause
         self._peers: dict[str, Neighbour] = {}
         self._server: Any = None
         self._guard: PortGuard | None = None
@@ -121,7 +117,7 @@ class GrpcTransport(Transport):
         for relay in self._relays:
             await relay.close()
         for peer in self._peers.values():
-            await peer.pending.cancel()
+            await end_all(peer.pending.running, "requests of a peer")
         if self._folder is not None:
             self._folder.remove()
 
@@ -138,7 +134,7 @@ class GrpcTransport(Transport):
         await self._server.start()
         for name in self.relayed & set(self.dialers):
             route = self._route(name, self.name, name)
-            self._relays.append(RelayListener(route, self._guard.admit, self._chance, self._pause))
+            self._relays.append(RelayListener(route, self._guard.admit))
 
     def _route(self, peer: str, listener: str, dialer: str) -> RelayRoute:
         """Return the route to `peer` through the relay.
@@ -217,7 +213,7 @@ class GrpcTransport(Transport):
 
     async def _keep_linked(self, peer: Neighbour) -> None:
         """Dial a neighbour again whenever there is no link, until this task is cancelled."""
-        backoff = Backoff(self._chance)
+        backoff = Backoff()
         while True:
             try:
                 ended = await self._dial(peer, backoff)
@@ -226,7 +222,7 @@ class GrpcTransport(Transport):
             except Exception as error:
                 ended = self._report_fault(peer.card.name, error)
             self._report(peer.card.name, ended)
-            await self._pause(backoff.next())
+            await backoff.pause()
 
     async def _dial(self, peer: Neighbour, backoff: Backoff) -> LinkEnded:
         """Open a link, and serve it until it ends."""

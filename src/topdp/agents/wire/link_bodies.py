@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from topdp.agents.wire import wire_pb2 as wire
@@ -100,7 +100,6 @@ class LinkWriter:
 
     async def send(
         self,
-        item: Hashable,
         number: int,
         head: wire.Request | wire.Response,
         body: bytes,
@@ -108,15 +107,15 @@ class LinkWriter:
     ) -> None:
         """Write a body in pieces. Pieces of other bodies may come between: the lock is per frame.
 
-        `item`: the key under which the stall detector watches this body. `before_last` is called before the
-        last frame is written.
+        The stall detector watches it as `("answer", number)` or `("pending", number)`. `before_last` is
+        called before the last frame is written.
         """
         head.id, head.size = number, len(body)
         answer, remaining = isinstance(head, wire.Response), len(body)
         counts = _PieceCounts(-(-len(body) // PIECE_BYTES)) if len(body) > PIECE_BYTES else None
         if counts is not None:
             self._outgoing[answer, number] = counts
-        self._stalls.note_progress(item)
+        self._stalls.note_progress(("answer" if answer else "pending", number))
         for k, piece in enumerate(pieces(body)):
             if counts is not None:
                 await self._window.acquire()
@@ -145,11 +144,6 @@ class LinkWriter:
         """End the stream after the frame that is being written."""
         async with self._lock:
             await self._stream.end()
-
-    async def send_receipt(self, key: Key, count: int) -> None:
-        """Tell the peer that `count` pieces of a body have arrived."""
-        answer, number = key
-        await self.write(wire.Frame(received=wire.Received(id=number, answer=answer, pieces=count)))
 
     def accept_receipt(self, receipt: wire.Received) -> None:
         """Note how many pieces of a body the peer has, and permit as many further ones."""

@@ -10,8 +10,6 @@ import random
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
-from topdp.agents.wire.transport import end_all
-
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 3.0  # between attempts to reach a neighbour
 CHECKS_PER_TIMEOUT = 4  # how often a link is checked, and sends a ping, per idle timeout
 
@@ -66,9 +64,6 @@ class PendingRequests:
         task.add_done_callback(self._forget)
         await asyncio.shield(task)
 
-    async def cancel(self) -> None:
-        await end_all(self.running, "requests of a peer")
-
     def _forget(self, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
         self._slots.release()
@@ -82,8 +77,8 @@ class Backoff:
     True
     """
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, chance: random.Random | None = None) -> None:
+        self._chance = chance or random.SystemRandom()
         self.reset()
 
     def reset(self) -> None:
@@ -92,3 +87,7 @@ class Backoff:
     def next(self) -> float:
         self._last = min(MAX_PAUSE_SECONDS, self._chance.uniform(MIN_PAUSE_SECONDS, 3 * self._last))
         return self._last
+
+    async def pause(self) -> None:
+        """Wait until the next attempt."""
+        await asyncio.sleep(self.next())

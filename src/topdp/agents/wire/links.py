@@ -64,11 +64,8 @@ class _PendingReply:
     """A request of this agent that waits for its reply."""
 
     reply: asyncio.Future[Reply] = field(default_factory=_new_future)
-    is_sent: bool = False
+    is_sent: asyncio.Event = field(default_factory=asyncio.Event)
     head: wire.Response | None = None
-
-    def mark_sent(self) -> None:
-        self.is_sent = True
 
 
 @dataclass(eq=False, repr=False)
@@ -155,7 +152,7 @@ class Link:
             self._pending[number] = pending
             try:
                 head = request_head(message)
-                await self._writer.send(("pending", number), number, head, message.body, pending.mark_sent)
+                await self._writer.send(number, head, message.body, pending.is_sent.set)
                 return await pending.reply
             finally:
                 self._stalls.remove(("pending", number))
@@ -178,10 +175,9 @@ class Link:
     async def _respond(self, number: int, reply: Reply) -> None:
         digest = hashlib.sha256(reply.body).digest()
         head = wire.Response(code=reply.code.name, words=reply.words[:MAX_REASON_LETTERS], digest=digest)
-        item = ("answer", number)
         # The peer may send its next request once it has the last piece, even before `send` returns.
-        await self._writer.send(item, number, head, reply.body, partial(self._unanswered.discard, number))
-        self._stalls.remove(item)
+        await self._writer.send(number, head, reply.body, partial(self._unanswered.discard, number))
+        self._stalls.remove(("answer", number))
 
     async def _read_all(self) -> None:
         try:
@@ -222,7 +218,7 @@ class Link:
 
     def _accept_response(self, head: wire.Response) -> None:
         pending = self._pending.get(head.id)
-        if pending is None or not pending.is_sent or pending.head is not None:
+        if pending is None or not pending.is_sent.is_set() or pending.head is not None:
             raise LinkEnded("protocol", f"got a response to request {head.id}, which waits for none")
         if int(head.code) not in tuple(ReplyCode):
             raise LinkEnded("protocol", f"expected a known code of a reply, got number {head.code}")
@@ -245,7 +241,8 @@ class Link:
         self._stalls.note_progress(item)
         is_complete = body.add(piece)
         if body.size > PIECE_BYTES:
-            self._spawn(self._writer.send_receipt((answer, number), body.pieces))
+            receipt = wire.Received(id=number, answer=answer, pieces=body.pieces)
+            self._spawn(self._writer.write(wire.Frame(received=receipt)))
         if not is_complete:
             return
         del self._incoming[answer, number]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,16 +88,10 @@ class RelayRoute:
 class RelayListener:
     """Waits at a relay for calls of one neighbour, from its construction until `close`."""
 
-    def __init__(
-        self,
-        route: RelayRoute,
-        admit: Callable[[Connection, str], Awaitable[bool]],
-        chance: random.Random,
-        pause: Callable[[float], Awaitable[None]],
-    ) -> None:
+    def __init__(self, route: RelayRoute, admit: Callable[[Connection, str], Awaitable[bool]]) -> None:
         """`admit` serves a connection to its end, and returns whether it proved its identity."""
         self.route, self.admit = route, admit
-        self._backoff, self._pause = Backoff(chance), pause
+        self._backoff = Backoff()
         self._free = asyncio.Semaphore(MAX_RELAYED_CONNECTIONS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawn(self._run())
@@ -114,7 +107,7 @@ class RelayListener:
             except RELAY_FAILURES as error:
                 self._free.release()
                 self.route.report(error)
-                await self._pause(self._backoff.next())
+                await self._backoff.pause()
             else:
                 self._spawn(self._serve(end))
 
@@ -123,7 +116,7 @@ class RelayListener:
             if await self.admit(end, f"the relay {self.route.relay}"):
                 self._backoff.reset()
             else:
-                await self._pause(self._backoff.next())
+                await self._backoff.pause()
         finally:
             end.cut()
             self._free.release()

@@ -7,6 +7,7 @@ accepts only a row of the length and type that the manifest determines. It does 
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,9 @@ def _read_header(data: bytes) -> tuple[Any, int]:
         )
     try:
         text = data[8 : 8 + size].decode("utf-8")
-        header = json.loads(text, object_pairs_hook=_sorted_entries)
+        header = json.loads(
+            text, object_pairs_hook=lambda entries: sorted(map(list, entries), key=itemgetter(0))
+        )
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         raise PayloadError("Expected JSON in the safetensors header, got something else.") from None
     return header, 8 + size
-
-
-def _sorted_entries(entries: list[tuple[str, Any]]) -> list[list[Any]]:
-    return sorted(([*entry] for entry in entries), key=lambda entry: entry[0])
