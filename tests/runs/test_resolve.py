@@ -1,4 +1,4 @@
-"""Resolving a configuration: it happens once per run, and a resolved run contains no `auto`."""
+"""Tests that a resolved run contains no `auto`. Each run is resolved once: see test_run_outline."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from builders import blobs_file
-from topdp.runs import config, run, run_outline
+from topdp.runs import config
 from topdp.runs.resolve import resolve
 
 METHODS = [
@@ -16,18 +15,6 @@ METHODS = [
     ["method.name=top", "robust.rule=clipped"],
     ["method.name=central"],
 ]
-
-
-def test_a_run_resolves_its_configuration_once(tmp_path, monkeypatch):
-    blobs_file(tmp_path / "blobs.npz", 120)
-    calls, real = [], run_outline.method_of
-    monkeypatch.setattr(run_outline, "method_of", lambda config: calls.append(config) or real(config))
-    changes = [
-        f'data.name="{tmp_path / "blobs.npz"}"', "topology.agents=6", "topology.kind=ring", "rounds=2",
-        "privacy.guarantee=worst-case", "method.name=plain",
-    ]  # fmt: skip
-    run.run(config.read(changes=changes), tmp_path / "run")
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("changes", METHODS, ids=lambda changes: changes[0])

@@ -53,7 +53,15 @@ class Capability(Enum):
 
 
 class Planned(Protocol):
-    """A plan, or the settings from which it will be written."""
+    """A plan, or the settings from which it will be written.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> plan: Planned = topdp.protocols.Dsgd().plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
+    >>> plan.needs
+    {}
+    """
 
     @property
     def needs(self) -> Mapping[Capability, str]: ...
@@ -65,7 +73,11 @@ def needs_of(
     rounded: str | None,
     others: Collection[Capability] = (),
 ) -> dict[Capability, str]:
-    """Return the capabilities that these settings need, and the `others`, each with a description."""
+    """Return the capabilities that these settings need, and the `others`, each with a description.
+
+    >>> list(needs_of(adaptive=None, robust=None, rounded="bfloat16").values())
+    ['rows rounded to bfloat16']
+    """
     needs = {
         Capability.ADAPTIVE_STEPS: None if adaptive is None else adaptive.title,
         Capability.ROBUST_MIXING: robust and f"{Capability.ROBUST_MIXING.value} ({robust.rule})",

@@ -101,10 +101,8 @@ def recommend(
     """Return the recommended method and settings, for counts[i] records of agent i and the budget and
     colluders of `config`. Raise ConfigError if no method fits.
     """
-    if method_of(config).pools:
-        raise ConfigError(
-            f"method.name: expected a method on a graph, got {config.method.name!r}. Remove it."
-        )
+    if (method := method_of(config)).pools:
+        raise ConfigError(f"method.name: expected a method on a graph, got {method.name!r}. Remove it.")
     options = []
     for number, method in enumerate(COMPARED_METHODS, 1):
         progress(f"calibrating {method.name}, method {number} of {len(COMPARED_METHODS)}")
