@@ -12,6 +12,7 @@ from builders import blobs, blobs_file, linear_model
 from topdp import topology
 from topdp.runs import planning, run
 from topdp.runs.config import ConfigError, read
+from topdp.runs.run_outline import RunOutline, why_plans_are_equal
 
 FEW = ["topology.agents=4", "topology.kind=ring", "rounds=2", "privacy.clip=1"]
 
@@ -167,6 +168,24 @@ def test_a_federation_needs_two_cards(topdp, here):
 
 def test_a_byte_order_mark_is_ignored(topdp, here):
     assert topdp("account", "marked.toml", "--json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected_words"),
+    [
+        (["top", "top-dp"], "The noise of top-dp decreases every 1000 rounds, and the run has 150"),
+        (["plain", "li18"], "--set privacy.guarantee=claimed"),
+        (["plain", "plain"], "they do not differ"),
+    ],
+)
+def test_methods_with_equal_plans_are_explained_by_what_they_share(changes, expected_words):
+    outlines = [RunOutline.of(read(changes=[f"method.name={name}"])) for name in changes]
+    assert expected_words in why_plans_are_equal(outlines)
+
+
+def test_methods_that_differ_only_later_are_reported(topdp, here):
+    done = topdp("compare", *RUN[1:], "--methods", "top,top-dp", "--out", "both")
+    assert done.code == 0 and "decreases every 1000 rounds, and the run has 2" in " ".join(done.out.split())
 
 
 class Pairs(torch.utils.data.Dataset):

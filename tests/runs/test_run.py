@@ -600,7 +600,7 @@ class TestCommands:
         done = topdp(*three)
         assert done.code == 0, done.err
         assert "li18: training" in done.err and "plain: training" not in done.err
-        assert "li18: accounting" not in done.err
+        assert "li18: accounting" not in done.err and "plain, li18: one plan, so one run" in done.out
 
     def test_graph_prints_numbers_and_draws_a_picture(self, topdp, tmp_path):
         ring = ("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png")

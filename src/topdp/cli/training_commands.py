@@ -115,7 +115,7 @@ def compare(
     with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
-        from topdp.runs.run_outline import RunOutline
+        from topdp.runs.run_outline import RunOutline, why_plans_are_equal
         from topdp.views.terminal import tables
 
         # An error in the last method is reported before the first one runs.
@@ -127,9 +127,17 @@ def compare(
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
         picture = curves(evaluated, place / "compare.png", title) if evaluated else None
     summaries = {name: result.summary() for name, result in results.items()}
+    of_plan: dict[str, list[str]] = {}  # the methods of each plan, by its digest
+    for name, result in results.items():
+        of_plan.setdefault(result.plan.digest(), []).append(name)
+    equal = [
+        f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([outlines[n] for n in names])}"
+        for names in of_plan.values()
+        if len(names) > 1
+    ]
     figure = [] if picture is None else [f"The figure is {picture}"]
     facts = {"out": str(place), "methods": summaries}
-    print_result(as_json, facts, *tables.runs(summaries), *figure)
+    print_result(as_json, facts, *tables.runs(summaries), *equal, *figure)
 
 
 def _compare_seeds(

@@ -188,6 +188,25 @@ def optimiser_of(config: RunConfig) -> Optimiser:
     return optimiser
 
 
+def why_plans_are_equal(outlines: Sequence[RunOutline]) -> str:
+    """Return text that explains why these runs have the same plan, and how to make them differ."""
+    published = {run.method.calibration or run.config.method.calibration or "tight" for run in outlines}
+    if len(published) > 1:
+        return (
+            "They differ only in the noise that each method claims to need. With --set "
+            "privacy.guarantee=claimed, each method gets that noise."
+        )
+    kinds = {outline.noise_kind for outline in outlines}
+    for outline in outlines:
+        period, rounds = outline.config.method.noise_schedule.period, outline.config.rounds
+        if len(kinds) > 1 and outline.noise_kind == "steps" and period >= rounds:
+            return (
+                f"The noise of {outline.method.name} decreases every {period} rounds, and the run has "
+                f"{rounds}. They differ with a smaller --set method.noise_schedule.period."
+            )
+    return "With these settings they do not differ."
+
+
 def _sigma(config: RunConfig, method: Method, agents: int) -> Floats | None:
     if not method.noisy:
         return np.zeros(agents)
