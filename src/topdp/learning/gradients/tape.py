@@ -168,7 +168,7 @@ class LayerRule(nn.Module):
         super().__init__()
         self.tape = tape
         self.path = ""
-        self._weight = slots.get("weight")
+        self._weight = slots["weight"]
         self._bias = slots.get("bias")
 
     def forward(self, x: Tensor) -> Tensor:
