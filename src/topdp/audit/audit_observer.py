@@ -118,10 +118,9 @@ def expect_observer(text: str, sees: str | None, owner: int | None, agents: int)
         _members(text, agents, owner)
 
 
-def expect_agent(name: str, agent: int, agents: int) -> int:
+def expect_agent(name: str, agent: int, agents: int) -> None:
     if not 0 <= agent < agents:
         raise AuditError(f"{name}: expected an agent between 0 and {agents - 1}, got {agent}.")
-    return agent
 
 
 def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:
