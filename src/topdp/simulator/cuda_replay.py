@@ -201,10 +201,9 @@ class CudaReplay(SimulationWrapper):
             self._forget()  # the engine has released its buffers
         if self._program is None:
             assert isinstance(engine.mixer, CudaMixer)
-            on_device = engine.device.type == "cuda"
             carries = engine.plan.carries
             self._carries: list[bool] = np.asarray(carries.values.any(axis=1))[carries.which].tolist()
-            self._tables = RoundTables(engine, engine.mixer, ahead=on_device)
+            self._tables = RoundTables(engine, engine.mixer, ahead=engine.device.type == "cuda")
             self._program = RoundProgram(engine, self._tables, FailureFlags(engine.device, self._blanks))
             self._recorder: Record = self._record or CudaGraphs(engine.device)
         return self._program, self._tables

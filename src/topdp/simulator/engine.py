@@ -298,9 +298,7 @@ class Engine(Simulation):
             rows = self.buffers.copy_of(rows.repeat(2, 1))
             twice = evaluate(self.gradients, self.metrics, rows, inputs, targets)
             return Evaluation(twice.loss[:1], {name: values[:1] for name, values in twice.metrics.items()})
-        count = (
-            agents_per_pass(self.gradients.flat.dimension, True) if self.plan.rounded is not None else None
-        )
+        count = agents_per_pass(self.gradients.flat.dimension, True) if self.plan.rounded else None
         evaluation = evaluate(self.gradients, self.metrics, rows, inputs, targets, self._widened, count)
         if self.intervention.hostile:
             for values in (evaluation.loss, *evaluation.metrics.values()):

@@ -42,12 +42,8 @@ class RoundChunk:
 
     def servable(self, round: int, at_most: int) -> int:
         """Return how many rounds, from `round` on and at most `at_most`, the tables hold completely."""
-        count = 0
-        for fits in self.fits[round - self.rounds.start :][:at_most]:
-            if not fits:
-                break
-            count += 1
-        return count
+        fits = self.fits[round - self.rounds.start :][:at_most]
+        return [*fits, False].index(False)
 
 
 _PendingChunk = tuple[range, Callable[[], PackedRows], list[Callable[[], list[Selection]]]]
