@@ -38,10 +38,7 @@ class SharedOuter(ghost_norms.Contribution):
     def __init__(self, a: Tensor, delta: Tensor) -> None:
         self.a = a
         self.delta = delta
-
-    @property
-    def copies(self) -> int:
-        return len(self.delta) // len(self.a)
+        self.copies = len(delta) // len(a)
 
     def squared_norms(self) -> Tensor:
         lengths = squared_norms(self.a).expand(self.copies, -1, -1)
