@@ -42,7 +42,9 @@ def read_records(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) ->
         return read_images(place, schema)
     if place.suffix == ".npz":
         _expect_no_schema(place, schema)
-        return _read_npz_records(place)
+        arrays = _npz_arrays(place)
+        # `classes` is None unless stated, because the labels of one site need not contain the largest.
+        return _npz_part(arrays, "train_" if "train_inputs" in arrays else "", place, "records")[0]
     return _encode_records(read_table(place, schema.delimiter), schema)
 
 
@@ -122,17 +124,6 @@ def _read_npz_dataset(path: Path) -> tuple[Records, Records | None]:
         )
     check_same_shape(held_out.inputs, records.inputs.shape[1:], what, "the training records")
     return records, held_out
-
-
-def _read_npz_records(path: Path) -> Records:
-    """Return the records of one site. The names of its arrays may begin with `train_`; there is no test part.
-
-    The number of classes is None unless the array `classes` states it, because the labels of one site need
-    not contain the largest.
-    """
-    arrays = _npz_arrays(path)
-    part = "train_" if "train_inputs" in arrays else ""
-    return _npz_part(arrays, part, path, "records")[0]
 
 
 def _npz_part(
