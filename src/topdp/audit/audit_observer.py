@@ -84,12 +84,11 @@ class Observer:
 def observer_named(
     text: str, sees: str, owner: int, plan: Plan, account: Account, query: Query = DEFAULT_QUERY
 ) -> Observer:
-    """Return the observer that `text` names; raise AuditError if it names none.
+    """Return the observer that `text` names, after `expect_observer` has accepted it.
 
-    `worst` names the observer that learns most about `owner` according to the account. `sees`: the rows that
-    it sees, as `received`, `estimates` or `all`.
+    Raise AuditError if it names `owner`. `worst` names the observer that learns most about `owner` according
+    to the account. `sees`: the rows that it sees, as `received`, `estimates` or `all`.
     """
-    expect_observer(text, sees, owner, plan.agents)
     if text == OUTSIDER.name:
         return Observer(plan, (), seen_by(OUTSIDER.public))
     if text == "all" or (text == "worst" and sees == "all"):
