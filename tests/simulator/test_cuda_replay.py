@@ -18,7 +18,7 @@ from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_mod
 from topdp import topology
 from topdp.data import batch_selection
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.gradient_checks import FailureFlags, PassOutcome
+from topdp.learning.gradients.gradient_checks import FailureFlags
 from topdp.plan import prune
 from topdp.simulator import engine as engine_file
 from topdp.simulator.engine import Engine, Intervention, WrongReplayError
@@ -516,7 +516,7 @@ def test_norms_that_overflow_only_together_end_the_replay_not_the_run(monkeypatc
     """The engine continues if each row has a finite norm; a recording cannot tell these cases apart."""
     expected, engine = every_state(make(rounds=20)), make(rounds=20)
     several = CudaReplay(engine, by_calling)
-    monkeypatch.setattr(FailureFlags, "read", lambda self: PassOutcome(rows=False, examples=True))
+    monkeypatch.setattr(FailureFlags, "read", lambda self: (False, True))
     assert_same(every_state(engine, lambda s: several.advance(s, 2)), expected)
     assert several.reason == "norms of rows overflow" and several._program is None
 
@@ -635,7 +635,7 @@ def test_gradients_with_failure_flags_never_wait_for_the_device(kind, clipping, 
     out = torch.empty_like(expected)
     with gradients.noting_failures(watch), NoWaiting():
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
-    assert torch.equal(out, expected) and watch.read().ok
+    assert torch.equal(out, expected) and all(watch.read())
     with NoWaiting(), pytest.raises(WaitsError, match="_local_scalar_dense"):  # so the check can fail
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, gradients.noting_failures(watch):

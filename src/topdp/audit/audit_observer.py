@@ -84,12 +84,11 @@ class Observer:
 def observer_named(
     text: str, sees: str, owner: int, plan: Plan, account: Account, query: Query = DEFAULT_QUERY
 ) -> Observer:
-    """Return the observer that `text` names; raise AuditError if it names none.
+    """Return the observer that `text` names, after `expect_observer` has accepted it.
 
-    `worst` names the observer that learns most about `owner` according to the account. `sees`: the rows that
-    it sees, as `received`, `estimates` or `all`.
+    Raise AuditError if it names `owner`. `worst` names the observer that learns most about `owner` according
+    to the account. `sees`: the rows that it sees, as `received`, `estimates` or `all`.
     """
-    expect_observer(text, sees, owner, plan.agents)
     if text == OUTSIDER.name:
         return Observer(plan, (), seen_by(OUTSIDER.public))
     if text == "all" or (text == "worst" and sees == "all"):
@@ -118,10 +117,9 @@ def expect_observer(text: str, sees: str | None, owner: int | None, agents: int)
         _members(text, agents, owner)
 
 
-def expect_agent(name: str, agent: int, agents: int) -> int:
+def expect_agent(name: str, agent: int, agents: int) -> None:
     if not 0 <= agent < agents:
         raise AuditError(f"{name}: expected an agent between 0 and {agents - 1}, got {agent}.")
-    return agent
 
 
 def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from topdp.audit.audit_observer import Observer, expect_observer, observer_named
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_scores import ObservedRound, canary_scores, execute, information
 from topdp.audit.findings import Findings, KindFindings, gaussian, guesses_for, guessing
-from topdp.base.array_types import Bools, Floats
+from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.accounting import Account
@@ -207,10 +207,22 @@ class Audit:
         )
         batches = self.exposure.batches[self.owner]
         expected = np.sqrt(self.worth)[canaries.column] * (batches.rate if batches.sampled else 1.0)
+        error = (1 - self.confidence) / (len(CANARY_KINDS) * (1 if batches.sampled else 2))
         kinds = {}
         for k, name in enumerate(CANARY_KINDS):
             own = np.arange(len(canaries)) % len(CANARY_KINDS) == k
-            kinds[name] = self._kind(scores[own], canaries.present[own], float(expected[own].mean()))
+            mu, present = float(expected[own].mean()), canaries.present[own]
+            guesses = guesses_for(int(own.sum()), mu, self.delta, error)
+            distance = None if batches.sampled else gaussian(scores[own], present, error)
+            kinds[name] = KindFindings(
+                scores=scores[own],
+                present=present,
+                mu=mu,
+                gaussian=distance,
+                epsilon_gaussian=distance.epsilon(self.delta) if distance else 0.0,
+                epsilon_guessing=guessing(scores[own], present, guesses, self.delta, error),
+                guesses=guesses,
+            )
         return Findings(
             owner=self.owner,
             observer=str(self.observer),
@@ -222,21 +234,6 @@ class Audit:
             proved=self.loss.epsilon(self.delta),
             mu=None if math.isnan(self.loss.mu) else self.loss.mu,
             answers=self.answers,
-        )
-
-    def _kind(self, scores: Floats, present: Bools, mu: float) -> KindFindings:
-        sampled = self.exposure.batches[self.owner].sampled
-        error = (1 - self.confidence) / (len(CANARY_KINDS) * (1 if sampled else 2))
-        guesses = guesses_for(len(scores), mu, self.delta, error)
-        distance = None if sampled else gaussian(scores, present, error)
-        return KindFindings(
-            scores=scores,
-            present=present,
-            mu=mu,
-            gaussian=distance,
-            epsilon_gaussian=distance.epsilon(self.delta) if distance else 0.0,
-            epsilon_guessing=guessing(scores, present, guesses, self.delta, error),
-            guesses=guesses,
         )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from topdp.audit.audit_observer import Observer
 from topdp.audit.canaries import AuditError, Canaries
 from topdp.audit.canary_scores import ObservedRound
-from topdp.base.array_types import Bools, Floats
+from topdp.base.array_types import Floats
 from topdp.base.files import UNREADABLE_FILE_ERRORS, make_folder, read_arrays, write_atomically
 
 CANARIES_FILE = "canaries.npz"
@@ -131,7 +131,11 @@ def recorded_rounds(
                 values[row] = value
         for j in observer.members if r + 1 < plan.releases else ():
             received, expected = recordings[j].received(r), (this.readers == j).any(axis=1) & this.exists
-            _expect_all(received, expected, j, r)
+            if missing_rows := set(np.flatnonzero(expected).tolist()) - set(received):
+                raise AuditError(
+                    f"Expected a rehearsal that follows the plan, but agent {j} continued without row "
+                    f"{min(missing_rows)} of round {r}. Rehearse again, with all agents until the end."
+                )
             for row, value in received.items():
                 values[row] = value
         if len(missing := np.flatnonzero(np.isnan(values).any(axis=1) & this.exists)):
@@ -148,15 +152,6 @@ def recorded_rounds(
             gradients[i] = 0.0 if gradient is None else gradient
         draws = {number: draw for j in observer.members for number, draw in recordings[j].shared(r).items()}
         yield ObservedRound(values, gradients, draws.__getitem__)
-
-
-def _expect_all(received: Mapping[int, Floats], expected: Bools, agent: int, round: int) -> None:
-    missing = set(np.flatnonzero(expected).tolist()) - set(received)
-    if missing:
-        raise AuditError(
-            f"Expected a rehearsal that follows the plan, but agent {agent} continued without row "
-            f"{min(missing)} of round {round}. Rehearse again, with all agents until the end."
-        )
 
 
 def _write(path: Path, **arrays: np.ndarray) -> None:

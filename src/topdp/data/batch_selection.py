@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
@@ -37,6 +38,17 @@ class Selection:
     divisor: Tensor
     """[n], float32."""
 
+    def padded(self, width: int) -> Selection:
+        """Return the same records with padding up to `width` per agent, unless agents use all records.
+
+        Matrix products of other shapes are rounded differently. This may switch a unit of a model on or off,
+        and so change a record's gradient.
+        """
+        if self.indices is None or self.weights is None:
+            return self
+        more = (0, max(0, width - self.indices.shape[1]))
+        return Selection(functional.pad(self.indices, more), functional.pad(self.weights, more), self.divisor)
+
 
 def select(batches: Sequence[Batches], seed: int, round: int, device: Device = None) -> Selection:
     """Return the records of `round`, with one batch per agent.
@@ -54,29 +66,27 @@ def select(batches: Sequence[Batches], seed: int, round: int, device: Device = N
     >>> select([Cycle(3, size=1)], seed=0, round=2).indices.shape
     torch.Size([1, 1])
     """
-    frozen_batches, device_name = tuple(batches), str(device or "cpu")
-    kinds = {type(batch) for batch in frozen_batches}
-    if kinds == {Full}:
-        return _full_batches(frozen_batches, device_name)
-    if kinds == {Cycle}:
-        return _cycle_batches(frozen_batches, seed, range(round, round + 1), device_name)[0]
-    if kinds == {Poisson}:
-        return _poisson_batch(frozen_batches, seed, round, device_name)
-    got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
-    raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
+    return select_many(batches, seed, range(round, round + 1), device)[0]
 
 
-def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Selection]:
-    """Return the result of `select` for each of `rounds`, on the CPU. This is faster than one call per round.
+def select_many(
+    batches: Sequence[Batches], seed: int, rounds: range, device: Device = None
+) -> list[Selection]:
+    """Return the result of `select` for each of `rounds`. This is faster than one call per round.
 
     >>> [chosen.indices.tolist() for chosen in select_many([Cycle(4, size=2)], 0, range(2))]
     [[[2, 3]], [[1, 0]]]
     """
-    frozen_batches = tuple(batches)
+    frozen_batches, device_name = tuple(batches), str(device or "cpu")
     kinds = {type(batch) for batch in frozen_batches}
+    if kinds == {Full}:
+        return [_full_batches(frozen_batches, device_name)] * len(rounds)
     if kinds == {Cycle}:
-        return _cycle_batches(frozen_batches, seed, rounds, "cpu")
-    return [select(frozen_batches, seed, round, "cpu") for round in rounds]
+        return _cycle_batches(frozen_batches, seed, rounds, device_name)
+    if kinds == {Poisson}:
+        return [_poisson_batch(frozen_batches, seed, round, device_name) for round in rounds]
+    got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
+    raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
 
 def select_for_agents(

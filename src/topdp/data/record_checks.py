@@ -55,13 +55,11 @@ def check_records(inputs: AnyArray, targets: AnyArray, what: str) -> tuple[AnyAr
 
 
 def check_labels(labels: AnyArray, what: str, classes: int | None = None) -> Ints:
-    """Return `labels` [records] as int64. Raise DataError unless all are integers of at least 0, and also
-    below `classes` if this is given.
+    """Return `labels` [records], which `check_records` returned, as int64. Raise DataError unless all are
+    integers of at least 0, and also below `classes` if this is given.
     """
     if labels.ndim != 1:
         raise DataError(f"{what}: expected labels of shape [records], got shape {labels.shape}.")
-    if labels.dtype.kind not in "uifb":
-        raise DataError(f"{what}: expected integer labels, got dtype {labels.dtype}.")
     if labels.dtype.kind == "f":
         bad = np.flatnonzero(~(np.isfinite(labels) & (labels == np.floor(labels))))
         if len(bad):

@@ -208,13 +208,12 @@ def r2(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.where(constant, (residual == 0).double(), explained).mean()
 
 
-def _mean_metric(
-    name: str, each: Callable[[Tensor, Tensor], Tensor], about: str, larger_is_better: bool
-) -> Metric:
+def _mean_metric(name: str, each: Callable[[Tensor, Tensor], Tensor], about: str) -> Metric:
+    """Return the mean of `each` over the records: a share of correct labels, or an error of numbers."""
     return Metric(
         name,
         lambda outputs, targets: each(outputs, targets).mean(),
-        larger_is_better=larger_is_better,
+        larger_is_better=about == CLASS_TARGETS,
         about=about,
         each=each,
     )
@@ -223,14 +222,14 @@ def _mean_metric(
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        _mean_metric("accuracy", _correct, CLASS_TARGETS, True),
+        _mean_metric("accuracy", _correct, CLASS_TARGETS),
         Metric("balanced-accuracy", balanced_accuracy, about=CLASS_TARGETS),
         Metric("per-class-accuracy", per_class_accuracy, about=CLASS_TARGETS),
-        _mean_metric("top-5-accuracy", _correct_in_top_five, CLASS_TARGETS, True),
+        _mean_metric("top-5-accuracy", _correct_in_top_five, CLASS_TARGETS),
         Metric("f1-macro", f1_macro, about=CLASS_TARGETS),
         Metric("auroc", auroc, about=CLASS_TARGETS),
-        _mean_metric("mae", lambda *pair: _errors(*pair).abs().mean(1), NUMBER_TARGETS, False),
-        _mean_metric("mse", lambda *pair: _errors(*pair).square().mean(1), NUMBER_TARGETS, False),
+        _mean_metric("mae", lambda *pair: _errors(*pair).abs().mean(1), NUMBER_TARGETS),
+        _mean_metric("mse", lambda *pair: _errors(*pair).square().mean(1), NUMBER_TARGETS),
         Metric("r2", r2, about=NUMBER_TARGETS),
     )
 }

@@ -133,7 +133,9 @@ def _expect_private_layers(module: nn.Module) -> None:
     """Raise InputError if a normalisation layer mixes examples or gathers statistics of the data."""
     for path, layer in module.named_modules():
         where = f"{path!r}" if path else "the module itself"
-        if isinstance(layer, _BatchNorm) and not has_frozen_statistics(layer):
+        if isinstance(layer, _BatchNorm) and (
+            layer.training or layer.running_mean is None or layer.running_var is None
+        ):
             features = layer.num_features
             groups = max(g for g in range(1, 33) if features % g == 0 and (g == 1 or 2 * g <= features))
             raise InputError(
@@ -149,14 +151,6 @@ def _expect_private_layers(module: nn.Module) -> None:
                 f"track_running_stats=True at {where}. Its running statistics would leave without noise. "
                 f"Replace it by nn.{type(layer).__name__}({layer.num_features}, affine={layer.affine})."
             )
-
-
-def has_frozen_statistics(layer: _BatchNorm) -> bool:
-    """Return whether the layer is in evaluation mode and has stored statistics.
-
-    Its result for an example then depends on no other example.
-    """
-    return not layer.training and layer.running_mean is not None and layer.running_var is not None
 
 
 def replace_layers(model: nn.Module, new: Mapping[int, nn.Module]) -> nn.Module:

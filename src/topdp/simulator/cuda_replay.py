@@ -111,15 +111,15 @@ class CudaReplay(SimulationWrapper):
                     program.put_back(state)
                     return None
             tables.prepare(r // tables.length + 1)
-            flags = program.watch.read()
+            finite_rows, finite_examples = program.watch.read()
         except BaseException:
             program.put_back(state)
             raise
-        if flags.ok:
+        if finite_rows and finite_examples:
             return program.end(state, count)
         program.put_back(state)
         self._replay_from = r + count
-        if not flags.examples:  # from now on, leave out such gradients in every round, as the engine does
+        if not finite_examples:  # from now on, leave out such gradients in every round, as the engine does
             self._blanks = True
             self._forget()
         else:
@@ -140,12 +140,12 @@ class CudaReplay(SimulationWrapper):
         if not _is_compared(number):
             self._replays[kind]()
             return True
-        before = engine.buffers.copy_of(program.buffers[1 - kind[0]][: self._rows_of(round - 1)])
+        before = engine.buffers.copy_of(program.buffers[1 - kind[0]][: len(engine.layout.made(round - 1))])
         self._replays[kind]()
         try:
             self._compare(program, kind[1], State(round, before))
         except _MismatchError as error:
-            if not program.watch.read().ok:  # the caller makes all rounds since `begin` again
+            if not all(program.watch.read()):  # the caller makes all rounds since `begin` again
                 return True
             if number > 2:
                 raise WrongReplayError(
@@ -182,13 +182,13 @@ class CudaReplay(SimulationWrapper):
         if carries:
             gradient = program.sums
             try:
-                chosen = self._tables.padded(engine.select(round, engine.device))
+                chosen = engine.select(round, engine.device).padded(self._tables.width)
                 expected = engine.mean_gradients(before, chosen)
             except DivergedError as error:
                 raise _MismatchError("an agent diverged") from error
             if not _close(gradient, expected, engine.gradients.clip):
                 raise _MismatchError(f"the gradients of round {round} differ from the recorded ones")
-        count = self._rows_of(round)
+        count = len(engine.layout.made(round))
         again = engine.buffers.empty(count)
         engine.mixer(RowWork(round=round, before=before.rows, gradient=gradient, out=again))
         if not torch.equal(again, program.buffers[round % 2][:count]):
@@ -201,10 +201,9 @@ class CudaReplay(SimulationWrapper):
             self._forget()  # the engine has released its buffers
         if self._program is None:
             assert isinstance(engine.mixer, CudaMixer)
-            on_device = engine.device.type == "cuda"
             carries = engine.plan.carries
             self._carries: list[bool] = np.asarray(carries.values.any(axis=1))[carries.which].tolist()
-            self._tables = RoundTables(engine, engine.mixer, ahead=on_device)
+            self._tables = RoundTables(engine, engine.mixer, ahead=engine.device.type == "cuda")
             self._program = RoundProgram(engine, self._tables, FailureFlags(engine.device, self._blanks))
             self._recorder: Record = self._record or CudaGraphs(engine.device)
         return self._program, self._tables
@@ -224,9 +223,6 @@ class CudaReplay(SimulationWrapper):
             f"Rounds are made one by one on this device: {reason}. Results are correct, but slower.",
             stacklevel=4,
         )
-
-    def _rows_of(self, round: int) -> int:
-        return len(self._engine.layout.made(round))
 
 
 def supports(engine: Engine, off_device: bool) -> str | None:

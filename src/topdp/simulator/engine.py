@@ -208,11 +208,14 @@ class Engine(Simulation):
             return self._complete(State(r + 1, out))
         chosen = self.select(r, self.device)
         owners = self.layout.place_of[self.plan.owner[made]]
+        # On a CPU, gradients can be stored in the rows of the estimates until the estimates are made.
+        free = self.fetch is None and self.device.type == "cpu" and self.plan.rounded is None
+        space = out[: self.held] if free else None
         for agents in self._passes():
             only = None
             if agents != ALL_AGENTS:
                 only = np.flatnonzero((owners >= agents.start) & (owners < agents.stop))
-            gradient = self.mean_gradients(state, chosen, agents, self._space_in(out))
+            gradient = self.mean_gradients(state, chosen, agents, space)
             self._make(
                 RowWork(
                     round=r, before=before, gradient=gradient, out=out, only=only, first=agents.start or 0
@@ -295,22 +298,12 @@ class Engine(Simulation):
             rows = self.buffers.copy_of(rows.repeat(2, 1))
             twice = evaluate(self.gradients, self.metrics, rows, inputs, targets)
             return Evaluation(twice.loss[:1], {name: values[:1] for name, values in twice.metrics.items()})
-        count = (
-            agents_per_pass(self.gradients.flat.dimension, True) if self.plan.rounded is not None else None
-        )
+        count = agents_per_pass(self.gradients.flat.dimension, True) if self.plan.rounded else None
         evaluation = evaluate(self.gradients, self.metrics, rows, inputs, targets, self._widened, count)
         if self.intervention.hostile:
             for values in (evaluation.loss, *evaluation.metrics.values()):
                 values[list(self.intervention.hostile)] = np.nan
         return evaluation
-
-    def _space_in(self, out: Tensor) -> Tensor | None:
-        """Return the rows of the estimates in `out`, which can store the gradients until estimates are made.
-
-        Return None if gradients need separate memory.
-        """
-        free = self.fetch is None and self.device.type == "cpu" and self.plan.rounded is None
-        return out[: self.held] if free else None
 
     def mean_gradients(
         self,
@@ -354,17 +347,15 @@ class Engine(Simulation):
                     rows, inputs, targets, weights, out=total, copies=self.copies, fresh=True
                 )
         except DivergedError as error:
-            raise self._with_agent_numbers(state, error) from error
+            if self.copies > 1:
+                raise
+            norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
+            bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
+            raise divergence_error(self.layout.agents[bad].tolist()) from error
         if plant is None:
             return total[:count]
         plant(state.releases, chosen, total)
         return total[:count].div_(divisor)
-
-    def _with_agent_numbers(self, state: State, error: DivergedError) -> DivergedError:
-        """Return an error with the numbers of the agents in the plan; with `copies`, return `error`."""
-        norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
-        bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
-        return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
 
     @contextmanager
     def _layer_randomness(self, round: int) -> Iterator[None]:

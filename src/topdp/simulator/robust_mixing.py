@@ -69,16 +69,9 @@ def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
     lines = list(rows.unbind(dim=1))
     for done in range(spared):
         last = len(lines) - 1 - done
-        for at in range(done, last):
-            lines[at], lines[at + 1] = (
-                torch.minimum(lines[at], lines[at + 1]),
-                torch.maximum(lines[at], lines[at + 1]),
-            )
-        for at in range(last - 1, done, -1):
-            lines[at - 1], lines[at] = (
-                torch.minimum(lines[at - 1], lines[at]),
-                torch.maximum(lines[at - 1], lines[at]),
-            )
+        for at in (*range(done, last), *range(last - 2, done - 1, -1)):
+            first, second = lines[at], lines[at + 1]
+            lines[at], lines[at + 1] = torch.minimum(first, second), torch.maximum(first, second)
     return torch.stack(lines[spared : len(lines) - spared]).mean(dim=0)
 
 

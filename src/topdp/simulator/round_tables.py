@@ -8,11 +8,11 @@ and decides nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -42,20 +42,15 @@ class RoundChunk:
 
     def servable(self, round: int, at_most: int) -> int:
         """Return how many rounds, from `round` on and at most `at_most`, the tables hold completely."""
-        count = 0
-        for fits in self.fits[round - self.rounds.start :][:at_most]:
-            if not fits:
-                break
-            count += 1
-        return count
+        fits = self.fits[round - self.rounds.start :][:at_most]
+        return [*fits, False].index(False)
 
 
-class _PendingChunk(NamedTuple):
-    """A chunk that threads are making. It does not refer to an engine, so that engines can be freed."""
+_PendingChunk = tuple[range, Callable[[], PackedRows], list[Callable[[], list[Selection]]]]
+"""A chunk that threads are making: its rounds, the rows to make, and the records of each task.
 
-    rounds: range
-    packed: Callable[[], PackedRows]
-    drawn: Sequence[Callable[[], Sequence[Selection]]]
+It does not refer to an engine, so that engines can be freed.
+"""
 
 
 @final
@@ -99,19 +94,7 @@ class RoundTables:
         packed = self._submit(partial(self._mixer.packed, rounds))
         tasks = [] if self.whole else [rounds[first : first + step] for first in range(0, len(rounds), step)]
         drawn = [self._submit(partial(self._drawn, task)) for task in tasks]
-        return _PendingChunk(rounds, packed, drawn)
-
-    def padded(self, chosen: Selection) -> Selection:
-        """Return the records of a round, padded to the `width` of the tables.
-
-        Matrix products of other shapes are rounded differently. This may switch a unit of a model on or off,
-        and so change a record's gradient.
-        """
-        if chosen.indices is None or chosen.weights is None:
-            return chosen
-        more = (0, max(0, self.width - chosen.indices.shape[1]))
-        indices, weights = (torch.nn.functional.pad(part, more) for part in (chosen.indices, chosen.weights))
-        return Selection(indices, weights, chosen.divisor)
+        return rounds, packed, drawn
 
     def _submit(self, task: Callable[[], Any]) -> Callable[[], Any]:
         return task if self._pool is None else self._pool.submit(task).result
@@ -128,8 +111,8 @@ class RoundTables:
         return [select(round, torch.device("cpu")) for round in rounds]
 
     def _finish(self, pending: _PendingChunk) -> RoundChunk:
-        rounds, packed = pending.rounds, pending.packed()
-        drawn = [selection for task in pending.drawn for selection in task()]
+        rounds, packed = pending[0], pending[1]()
+        drawn = [selection for task in pending[2] for selection in task()]
         if self.whole:
             fits = [True] * len(rounds)
             return RoundChunk(rounds=rounds, packed=packed, records=None, weights=None, fits=fits)

@@ -164,16 +164,11 @@ class StackedBatches:
         if self.full:
             return select(self.batches, 0, round, device)
         drawn = {run: select(*run, round, device) for run in set(self.runs)}
-        each = [drawn[run] for run in self.runs]
-        longest = max(chosen.indices.shape[1] for chosen in each if chosen.indices is not None)
-        indices, weights = [], []
-        for chosen in each:
-            assert chosen.indices is not None and chosen.weights is not None
-            short = longest - chosen.indices.shape[1]
-            indices.append(torch.nn.functional.pad(chosen.indices, (0, short)))
-            weights.append(torch.nn.functional.pad(chosen.weights, (0, short)))
-        divisor = torch.cat([chosen.divisor for chosen in each])
-        return Selection(torch.cat(indices), torch.cat(weights), divisor)
+        longest = max(chosen.indices.shape[1] for chosen in drawn.values() if chosen.indices is not None)
+        each = [drawn[run].padded(longest) for run in self.runs]
+        indices = torch.cat([chosen.indices for chosen in each if chosen.indices is not None])
+        weights = torch.cat([chosen.weights for chosen in each if chosen.weights is not None])
+        return Selection(indices, weights, torch.cat([chosen.divisor for chosen in each]))
 
 
 class StackedNoise(Draws):

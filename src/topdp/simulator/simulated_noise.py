@@ -22,9 +22,8 @@ from topdp.plan.random_streams import stream
 
 Words = npt.NDArray[np.uint64]
 
-MAX_COUNTED_DRAWS = (
-    2**31
-)  # limit of draws in a round, and of releases, because counters on a GPU have 32 bits
+# Limit of draws in a round, and of releases, because counters on a GPU have 32 bits.
+MAX_COUNTED_DRAWS = 2**31
 
 
 class Draws(ABC):

@@ -76,7 +76,7 @@ class Simulation(ABC):
 
 
 class SimulationWrapper(Simulation):
-    """A simulation that calls another one. Subclasses override the methods that they change."""
+    """A simulation that calls another one. Subclasses define `advance`, and override other methods."""
 
     def __init__(self, inner: Simulation) -> None:
         self._inner = inner
@@ -87,9 +87,6 @@ class SimulationWrapper(Simulation):
 
     def resume(self, releases: int, rows: Tensor) -> State:
         return self._inner.resume(releases, rows)
-
-    def advance(self, state: State, at_most: int = 1) -> State:
-        return self._inner.advance(state, at_most)
 
     def holds(self, state: State) -> bool:
         return self._inner.holds(state)

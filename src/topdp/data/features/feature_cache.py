@@ -133,9 +133,8 @@ def _digest(content: memoryview) -> bytes:
 
 
 def _file_header(shape: Shape) -> bytes:
-    return (
-        FEATURE_FILE_MAGIC + json.dumps({"shape": list(shape), "chunk": RECORDS_PER_CHUNK}).encode() + b"\n"
-    )
+    facts = json.dumps({"shape": list(shape), "chunk": RECORDS_PER_CHUNK})
+    return FEATURE_FILE_MAGIC + facts.encode() + b"\n"
 
 
 def _write_chunks(path: Path, shape: Shape, computed: Iterator[FeatureChunk]) -> Iterator[FeatureChunk]:

@@ -134,10 +134,8 @@ class ScatteringFeatures:
 
         # A part is small enough for the cache of a processor core; a GPU processes larger parts.
         pixels = max(1, math.prod(records.shape[1:]))
-        parts = torch.split(
-            records,
-            max(1, (MAX_PIXELS_PER_PART if not records.is_cuda else 64 * MAX_PIXELS_PER_PART) // pixels),
-        )
+        largest = 64 * MAX_PIXELS_PER_PART if records.is_cuda else MAX_PIXELS_PER_PART
+        parts = torch.split(records, max(1, largest // pixels))
         workers = 1 if records.is_cuda else min(len(parts), torch.get_num_threads())
         if workers == 1:
             return torch.cat([transform(part) for part in parts])

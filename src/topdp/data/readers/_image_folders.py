@@ -35,7 +35,10 @@ def read_images(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> 
             "Remove the columns from the schema."
         )
     folder = Path(path).expanduser()
-    folders = _class_folders(folder)
+    if not folder.is_dir():
+        raise DataError(f"Expected a folder of images, got {folder}, which is not a folder.")
+    inside = (entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    folders = tuple(sorted(entry.name for entry in inside))
     classes = schema.classes or folders
     unknown = [name for name in folders if name not in classes]
     if unknown:
@@ -63,13 +66,6 @@ def read_images(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> 
             f"{folder}: expected images ({' '.join(IMAGE_SUFFIXES)}) in one folder per class, got none."
         )
     return Records(np.stack(images), np.array(numbers, np.int64), len(classes), classes)
-
-
-def _class_folders(folder: Path) -> tuple[str, ...]:
-    """Return the sorted names of the folders in `folder`, without those that begin with a dot."""
-    if not folder.is_dir():
-        raise DataError(f"Expected a folder of images, got {folder}, which is not a folder.")
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
 
 
 def _image_files(folder: Path) -> list[Path]:

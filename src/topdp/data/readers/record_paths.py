@@ -42,7 +42,9 @@ def read_records(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) ->
         return read_images(place, schema)
     if place.suffix == ".npz":
         _expect_no_schema(place, schema)
-        return _read_npz_records(place)
+        arrays = _npz_arrays(place)
+        # `classes` is None unless stated, because the labels of one site need not contain the largest.
+        return _npz_part(arrays, "train_" if "train_inputs" in arrays else "", place, "records")[0]
     return _encode_records(read_table(place, schema.delimiter), schema)
 
 
@@ -103,51 +105,34 @@ def _read_npz_dataset(path: Path) -> tuple[Records, Records | None]:
     else:
         train_file, test_file, train_part, test_part = path, path, "train_", "test_"
         train = test = _npz_arrays(path)
-    inputs, targets, target_name = _npz_part(train, train_part, train_file, "training records")
-    classes = None
-    if target_name == "labels":
-        classes = _stated_classes(train, str(train_file))
-        targets = check_labels(targets, f"{train_file}, training records", classes)
-        classes = classes or count_classes([targets], str(train_file))
+    records, target_name = _npz_part(train, train_part, train_file, "training records")
+    if target_name == "labels" and records.classes is None:
+        records = records._replace(classes=count_classes([records.targets], str(train_file)))
     if not any(name.startswith(test_part) and name != "classes" for name in test):
-        return Records(inputs, targets, classes), None
+        return records, None
     what = f"{test_file}, test records"
-    test_inputs, test_targets, test_target_name = _npz_part(test, test_part, test_file, "test records")
+    held_out, test_target_name = _npz_part(test, test_part, test_file, "test records", records.classes)
     if test_target_name != target_name:
         raise DataError(
             f"{what}: expected {target_name!r} as in the training records, got {test_target_name!r}."
         )
-    if classes is not None:
-        test_targets = check_labels(test_targets, what, classes)
-    else:
-        check_same_shape(test_targets, targets.shape[1:], what, "the training records", "targets")
-        common = np.result_type(targets, test_targets)
-        targets, test_targets = targets.astype(common), test_targets.astype(common)
-    check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
-    return Records(inputs, targets, classes), Records(test_inputs, test_targets, classes)
-
-
-def _read_npz_records(path: Path) -> Records:
-    """Return the records of one site. The names of its arrays may begin with `train_`; there is no test part.
-
-    The number of classes is None unless the array `classes` states it, because the labels of one site need
-    not contain the largest.
-    """
-    arrays = _npz_arrays(path)
-    part = "train_" if "train_inputs" in arrays else ""
-    inputs, targets, target_name = _npz_part(arrays, part, path, "records")
     if target_name == "targets":
-        return Records(inputs, targets)
-    classes = _stated_classes(arrays, str(path))
-    return Records(inputs, check_labels(targets, f"{path}, records", classes), classes)
+        check_same_shape(held_out.targets, records.targets.shape[1:], what, "the training records", "targets")
+        common = np.result_type(records.targets, held_out.targets)
+        records, held_out = (
+            part._replace(targets=part.targets.astype(common)) for part in (records, held_out)
+        )
+    check_same_shape(held_out.inputs, records.inputs.shape[1:], what, "the training records")
+    return records, held_out
 
 
 def _npz_part(
-    arrays: dict[str, AnyArray], part: str, file: Path, what: str
-) -> tuple[AnyArray, AnyArray, str]:
-    """Return the inputs and the targets whose names begin with `part`, and the rest of the targets' name.
+    arrays: dict[str, AnyArray], part: str, file: Path, what: str, classes: int | None = None
+) -> tuple[Records, str]:
+    """Return the records in the arrays whose names begin with `part`, and the rest of their targets' name.
 
-    That name is `labels` or `targets`. `what` describes the part in messages.
+    That name is `labels` or `targets`. `what` describes the part in messages. `classes`: the number of
+    classes; None if the array `classes` may state it.
     """
     target_names = [name for name in ("labels", "targets") if part + name in arrays]
     names = ", ".join(sorted(arrays)) or "none"
@@ -155,8 +140,12 @@ def _npz_part(
         raise DataError(f"{file}: expected an array '{part}inputs', got {names}.")
     if len(target_names) != 1:
         raise DataError(f"{file}: expected an array '{part}labels' or '{part}targets', got {names}.")
-    inputs, targets = arrays[part + "inputs"], arrays[part + target_names[0]]
-    return *check_records(inputs, targets, f"{file}, {what}"), target_names[0]
+    name, what = target_names[0], f"{file}, {what}"
+    inputs, targets = check_records(arrays[part + "inputs"], arrays[part + name], what)
+    if name == "targets":
+        return Records(inputs, targets), name
+    classes = classes or _stated_classes(arrays, str(file))
+    return Records(inputs, check_labels(targets, what, classes), classes), name
 
 
 def _npz_arrays(path: Path) -> dict[str, AnyArray]:

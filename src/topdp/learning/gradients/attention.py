@@ -73,10 +73,9 @@ class AttentionRule(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = (part.transpose(0, 1) for part in (query, key, value))
-        projections = (self.q, self.k, self.v)
-        q, k, v = (
-            self._heads(project, x) for project, x in zip(projections, (query, key, value), strict=True)
-        )
+        q = self._heads(self.q, query)
+        k = self._heads(self.k, key)
+        v = self._heads(self.v, value)
         mask = self._mask(q, k, attn_mask, key_padding_mask, is_causal and not need_weights)
         weights = self._weights(q, k, mask, need_weights)
         # The backward pass needs scores, weights, and the weights after dropout in memory.
@@ -120,16 +119,14 @@ class AttentionRule(nn.Module):
         `needed`: whether the caller of the layer asked for the weights.
         """
         scores = (q * math.sqrt(1 / self.head_dim)) @ k.mT
-        if mask is None:
+        if mask is not None:
+            scores = scores + mask
+        if mask is None or needed:
             weights = torch.softmax(scores, -1)
-        elif needed:
-            weights = torch.softmax(scores + mask, -1)
         else:
             # Without need_weights, a query whose mask excludes all positions gets 0 instead of NaN in torch.
             fully_masked = (mask == -math.inf).all(-1, keepdim=True)
-            weights = torch.softmax((scores + mask).masked_fill(fully_masked, 0), -1).masked_fill(
-                fully_masked, 0
-            )
+            weights = torch.softmax(scores.masked_fill(fully_masked, 0), -1).masked_fill(fully_masked, 0)
         return functional.dropout(weights, self.dropout, self.training)
 
 

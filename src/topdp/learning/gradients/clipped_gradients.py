@@ -228,14 +228,11 @@ class ClippedGradients:
             path = self._folded if self._folded is not None and self._agrees[key] else self._plain
             elements = self._elements.get(key, 8 * math.prod(inputs.shape[1:]))
             height, size = _evaluation_blocks(rows, elements)
-            return torch.cat(
-                [self._outputs(path, part, inputs, size) for part in _agent_groups(rows, height)]
-            )
-
-    @staticmethod
-    def _outputs(path: FoldedPath | PerExamplePath, rows: Tensor, inputs: Tensor, size: int) -> Tensor:
-        parts = torch.split(inputs, size)
-        return torch.cat([_restore_record_axis(path.outputs(rows, part), len(part)) for part in parts], 1)
+            parts, outputs = torch.split(inputs, size), []
+            for group in _agent_groups(rows, height):
+                each = [_restore_record_axis(path.outputs(group, part), len(part)) for part in parts]
+                outputs.append(torch.cat(each, 1))
+            return torch.cat(outputs)
 
     def _outputs_agree(self, rows: Tensor, inputs: Tensor) -> bool:
         if self._folded is None:
@@ -306,7 +303,9 @@ class ClippedGradients:
 
         Return how many numbers the computation keeps in memory for one example.
         """
-        with path_check.ignore_harmless_warnings():
+        with warnings.catch_warnings():
+            for message in path_check.HARMLESS_WARNINGS:
+                warnings.filterwarnings("ignore", message)
             probes = path_check.probe_batch(self.flat, rows, inputs, targets)
             path_check.check_model_call(self.flat, self.loss, probes, inputs, targets)
             self._warn(path_check.model_remarks(self.flat, self.loss, probes))

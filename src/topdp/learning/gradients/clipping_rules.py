@@ -8,7 +8,6 @@ floating-point rounding.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +22,11 @@ NORMALISATION_GAMMA = 0.01
 """γ of normalised gradients; prevents division by zero (Bu et al. 2022, arXiv:2206.07136)."""
 
 
-class ClipFactors(NamedTuple):
-    """Clip factors of n agents with b examples each."""
-
-    coefficients: list[Tensor]  # for each contribution: the factors [n, b] of its gradients
-    shortened: Tensor  # [n, b]: whether the gradient was longer than the clip
-    bad: Tensor  # [n, b]: whether the norm is not finite; the factors are then those of a zero gradient
+ClipFactors = tuple[list[Tensor], Tensor, Tensor]
+"""Clip factors of n agents with b examples each: for each contribution, the factors [n, b] of its gradients;
+whether a gradient was longer than the clip, [n, b]; and whether its norm is not finite, [n, b]. In that case,
+the factors are those of a zero gradient.
+"""
 
 
 def layer_of(slot: Slot) -> str:
@@ -48,7 +46,7 @@ def clip_factors(kind: str, contributions: SlotContributions, clip: float, layer
         from topdp.learning.gradients.clipping_cuda import flat_clip_factors
 
         factor, longer, bad = flat_clip_factors(squares, clip)
-        return ClipFactors([factor] * len(contributions), longer, bad)
+        return [factor] * len(contributions), longer, bad
     norms = squares.sqrt_()
     bad = ~torch.isfinite(norms)
     norms = norms.masked_fill(bad, 0)
@@ -58,7 +56,7 @@ def clip_factors(kind: str, contributions: SlotContributions, clip: float, layer
     else:
         # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
         factor = clip / norms.clamp_min(clip)
-    return ClipFactors([factor] * len(contributions), norms > clip, bad)
+    return [factor] * len(contributions), norms > clip, bad
 
 
 def _per_layer_factors(contributions: SlotContributions, share: float) -> ClipFactors:
@@ -78,4 +76,4 @@ def _per_layer_factors(contributions: SlotContributions, share: float) -> ClipFa
         shortened |= length > share
         for at in indices:
             coefficients[at] = share / length.clamp_min(share)
-    return ClipFactors(coefficients, shortened, bad)
+    return coefficients, shortened, bad

@@ -45,7 +45,6 @@ class ConvolutionRule(LayerRule):
         # functional.pad begins with the last axis
         self._pads = tuple(pad for side in reversed(sides) for pad in side)
         self._mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        self._slot = slots["weight"]
         self._product: Any = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[axes]
         self._kind = f"Conv{axes}d"
 
@@ -61,12 +60,12 @@ class ConvolutionRule(LayerRule):
         output = self._convolve(unfolded.flatten(1, 2))
         kind = f"{self._kind} {self.geometry}"
         return tape.record(
-            output, [ParameterUse(self._slot, kind, unfolded.detach(), self._join), *self._bias_use(3)]
+            output, [ParameterUse(self._weight, kind, unfolded.detach(), self._join), *self._bias_use(3)]
         )
 
     def _convolve(self, x: Tensor) -> Tensor:
         """Return the convolution [n·b, O, ...] of x [n, b, C, ...] with every agent's own kernel."""
-        weight = self.tape.weights(self._slot)
+        weight = self.tape.weights(self._weight)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         n, b = x.shape[:2]
         if self.geometry.has_kernels(x):

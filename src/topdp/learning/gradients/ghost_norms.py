@@ -131,8 +131,7 @@ class Outer(Contribution):
         size_out = self.delta.shape[3]
         if L == 1:
             return squared_norms(self.a) * squared_norms(self.delta)
-        direct = size_in * size_out <= L * (size_in + size_out)
-        if direct:
+        if size_in * size_out <= L * (size_in + size_out):
             # Per-example gradients of this layer need no more memory than its activations, so store them.
             self._gradients = torch.matmul(self.delta.mT, self.a).flatten(2)
             return squared_norms(self._gradients)

@@ -9,7 +9,7 @@ replays the passes decides what to do about them.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -94,18 +94,6 @@ def divergence_error(agents: list[int]) -> DivergedError:
     )
 
 
-class PassOutcome(NamedTuple):
-    """What was found in all gradient passes since `clear` was last called."""
-
-    rows: bool  # whether the parameters of all agents had finite norms
-    examples: bool  # whether all gradients had finite norms, or those without one were left out
-
-    @property
-    def ok(self) -> bool:
-        """Whether all passes succeeded."""
-        return self.rows and self.examples
-
-
 @final
 class FailureFlags:
     """A record of whether rows and gradients were finite.
@@ -132,7 +120,11 @@ class FailureFlags:
         self._norm.zero_()
         self._bad.zero_()
 
-    def read(self) -> PassOutcome:
-        """Wait for the device, and return the outcome of the passes since the last `clear`."""
+    def read(self) -> tuple[bool, bool]:
+        """Wait for the device, and return two findings in all passes since the last `clear`.
+
+        The first: whether the parameters of all agents had finite norms. The second: whether all gradients
+        had finite norms, or those without one were left out.
+        """
         norm, bad = torch.stack([self._norm, self._bad.to(self._norm)]).tolist()
-        return PassOutcome(math.isfinite(norm), not bad)
+        return math.isfinite(norm), not bad

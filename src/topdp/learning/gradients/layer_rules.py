@@ -114,11 +114,9 @@ class FoldedModule:
 
     def _make_rule(self, path: str, layer: nn.Module) -> nn.Module:
         name = f"{path or 'the module itself'} ({type(layer).__name__})"
-        refusal = _refusal(layer)
-        if refusal is not None:
-            raise NotFoldedError(f"{name}: {refusal}")
-        slots = {own: self._slot_of[id(parameter)] for own, parameter in layer.named_parameters()}
         try:
+            _expect_rule(layer)
+            slots = {own: self._slot_of[id(parameter)] for own, parameter in layer.named_parameters()}
             rule = (LAYER_RULES | COMPOSED_LAYER_RULES)[type(layer)](layer, self._tape, slots)
         except NotFoldedError as error:
             raise NotFoldedError(f"{name}: {error}") from error
@@ -134,24 +132,23 @@ def _rule_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
     return dict(layer.named_parameters(recurse=type(layer) in COMPOSED_LAYER_RULES))
 
 
-def _refusal(layer: nn.Module) -> str | None:
-    """Return the reason why no rule applies to a layer; None if a rule applies."""
+def _expect_rule(layer: nn.Module) -> None:
+    """Raise NotFoldedError with the reason if no rule applies to a layer."""
     own = _rule_parameters(layer)
     if type(layer) not in LAYER_RULES and type(layer) not in COMPOSED_LAYER_RULES:
-        return "no fast form for parameters of this layer"
+        raise NotFoldedError("no fast form for parameters of this layer")
     if not all(parameter.requires_grad for parameter in own.values()):
-        return "some of its parameters are trained and some are not"
+        raise NotFoldedError("some of its parameters are trained and some are not")
     if any(has_user_hooks(part) for part in layer.modules()):
-        return "it has hooks"
+        raise NotFoldedError("it has hooks")
     if type(layer) in LAYER_RULES:
         buffers = {name for name, _ in layer.named_buffers(recurse=False)} - BATCH_NORM_BUFFERS
         if "weight" not in own or own.keys() - {"weight", "bias"} or buffers or any(layer.children()):
-            return "parameters, buffers or children beyond weight and bias"
+            raise NotFoldedError("parameters, buffers or children beyond weight and bias")
     if isinstance(layer, nn.Embedding) and (
         layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
     ):
-        return "max_norm, scale_grad_by_freq and sparse have no fast form"
-    return None
+        raise NotFoldedError("max_norm, scale_grad_by_freq and sparse have no fast form")
 
 
 BATCH_NORM_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}  # of BatchNorm in evaluation mode

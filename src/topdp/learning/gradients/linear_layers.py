@@ -16,21 +16,9 @@ from torch import Tensor, nn
 
 from topdp.errors import InputError
 from topdp.learning.gradients import agent_products, ghost_norms
-from topdp.learning.gradients.ghost_norms import Contribution
 from topdp.learning.gradients.safe_norms import squared_norms
 from topdp.learning.gradients.tape import LayerRule, NotFoldedError, ParameterUse, Tape
 from topdp.learning.models import Slot
-
-
-def shared_linear(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -> Tensor:
-    """Return the outputs [copies·agents, b, out] for activations `a` [agents, b, in], which copies share.
-
-    `weight` [copies·agents, out, in], `bias` [copies·agents, out].
-    """
-    agents, b, _ = a.shape
-    wide = _side_by_side(weight, copies)  # [agents, copies·out, in]
-    outputs = agent_products.agent_linear(a, wide, None if bias is None else _side_by_side(bias, copies))
-    return outputs.view(agents, b, copies, -1).permute(2, 0, 1, 3).flatten(0, 1)
 
 
 def _side_by_side(values: Tensor, copies: int) -> Tensor:
@@ -44,16 +32,13 @@ def by_copy(values: Tensor, copies: int) -> Tensor:
 
 
 @final
-class SharedOuter(Contribution):
+class SharedOuter(ghost_norms.Contribution):
     """The gradients δ aᵀ of a linear layer's weight; a [agents, b, in] for all copies, δ [n, b, out]."""
 
     def __init__(self, a: Tensor, delta: Tensor) -> None:
         self.a = a
         self.delta = delta
-
-    @property
-    def copies(self) -> int:
-        return len(self.delta) // len(self.a)
+        self.copies = len(delta) // len(a)
 
     def squared_norms(self) -> Tensor:
         lengths = squared_norms(self.a).expand(self.copies, -1, -1)
@@ -82,8 +67,7 @@ class LinearRule(LayerRule):
         The slot determines the sizes.
         """
         super().__init__(tape, slots)
-        self._slot = slots["weight"]
-        self.out_features, self.in_features = self._slot.shape
+        self.out_features, self.in_features = self._weight.shape
 
     def folded(self, x: Tensor) -> Tensor:
         tape = self.tape
@@ -95,12 +79,12 @@ class LinearRule(LayerRule):
         a = a.reshape(a.shape[0], -1, self.in_features)
         output = self._product(a).view(-1, *x.shape[1:-1], self.out_features)
         return tape.record(
-            output, [ParameterUse(self._slot, "Linear", a.detach(), _join_outer), *self._bias_use(-1)]
+            output, [ParameterUse(self._weight, "Linear", a.detach(), _join_outer), *self._bias_use(-1)]
         )
 
     def _product(self, a: Tensor) -> Tensor:
         """Return the outputs [n, ..., out] for activations `a` [n, ..., in] with each agent's own weights."""
-        weight = self.tape.weights(self._slot)
+        weight = self.tape.weights(self._weight)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         return agent_products.agent_linear(a, weight, bias)
 
@@ -114,9 +98,11 @@ class LinearRule(LayerRule):
         if x.dim() != 2 or x.shape[0] * copies != tape.agents * tape.examples:
             raise NotFoldedError(f"a Linear got an input of shape {tuple(x.shape)} for {copies} copies")
         a = x.view(-1, tape.examples, self.in_features)
-        bias = None if self._bias is None else tape.weights(self._bias)
-        output = shared_linear(a, tape.weights(self._slot), bias, copies).flatten(0, 1)
-        uses = [ParameterUse(self._slot, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
+        wide = _side_by_side(tape.weights(self._weight), copies)  # [agents, copies·out, in]
+        bias = None if self._bias is None else _side_by_side(tape.weights(self._bias), copies)
+        outputs = agent_products.agent_linear(a, wide, bias).view(*a.shape[:2], copies, -1)
+        output = outputs.permute(2, 0, 1, 3).flatten(0, 2)
+        uses = [ParameterUse(self._weight, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
         return tape.record(output, uses)
 
 
@@ -143,8 +129,6 @@ class EmbeddingRule(LayerRule):
         super().__init__(tape, slots)
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
         self.padding_idx = layer.padding_idx
-        self._slot = slots["weight"]
-        self._kind = f"Embedding (padding_idx={layer.padding_idx})"
 
     def folded(self, x: Tensor) -> Tensor:
         unfolded = self.tape.unfold(x)
@@ -153,7 +137,7 @@ class EmbeddingRule(LayerRule):
         agent = torch.arange(n, device=x.device).unsqueeze(1)
         # A negative index would be a second name of the same row, but norms identify rows by their index.
         valid = tokens.clamp(0, self.num_embeddings - 1)
-        vectors = self.tape.weights(self._slot)[agent, valid]
+        vectors = self.tape.weights(self._weight)[agent, valid]
         invalid = tokens != valid
         if not self.tape.recording and bool(invalid.any()):
             raise InputError(
@@ -162,8 +146,9 @@ class EmbeddingRule(LayerRule):
             )
         # NaN invalidates only the example with the invalid token, as an error would.
         vectors = vectors.masked_fill(invalid.unsqueeze(2), math.nan)
-        tokens, output = valid, vectors.view(-1, *x.shape[1:], self.embedding_dim)
-        return self.tape.record(output, [ParameterUse(self._slot, self._kind, tokens, self._join)])
+        kind = f"Embedding (padding_idx={self.padding_idx})"
+        output = vectors.view(-1, *x.shape[1:], self.embedding_dim)
+        return self.tape.record(output, [ParameterUse(self._weight, kind, valid, self._join)])
 
     def _join(self, saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         all_tokens, all_deltas = [], []

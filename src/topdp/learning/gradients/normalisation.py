@@ -33,12 +33,9 @@ class _NormRule(LayerRule):
     def _affine(self, normal: Tensor, lead: tuple[int, ...], trail: tuple[int, ...]) -> Tensor:
         tape = self.tape
         unfolded = tape.unfold(normal)
-        output = unfolded
-        uses = []
-        if self._weight is not None:
-            weight = tape.weights(self._weight)
-            output = output * weight.view(weight.shape[0], *lead, *weight.shape[1:], *trail)
-            uses.append(ParameterUse(self._weight, type(self).__name__, unfolded.detach(), self._join))
+        weight = tape.weights(self._weight)
+        output = unfolded * weight.view(weight.shape[0], *lead, *weight.shape[1:], *trail)
+        uses = [ParameterUse(self._weight, type(self).__name__, unfolded.detach(), self._join)]
         if self._bias is not None:
             bias = tape.weights(self._bias)
             output = output + bias.view(bias.shape[0], *lead, *bias.shape[1:], *trail)

@@ -9,7 +9,6 @@ itself. No decision depends on a private record.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -104,13 +103,11 @@ def compare_paths(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> PathCompar
                 continue
             elements = folded.elements // (PROBE_AGENTS * PROBE_EXAMPLES)
             operator = None if folded.known else operator_without_batch_rule(folded.contributions, *records)
-            if operator is None:
-                return PathComparison(None, elements)
             remark = (
                 f"torch has no batching rule for the operator {operator}, so it processes one example after "
                 "the other. Results are correct. For speed, use another function in its place."
             )
-            return PathComparison(None, elements, (remark,))
+            return PathComparison(None, elements, () if operator is None else (remark,))
     return PathComparison(reason)
 
 
@@ -183,15 +180,6 @@ def draws_dropout(layer: nn.Module) -> bool:
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
         return float(layer.dropout) > 0
     return isinstance(layer, _DropoutNd)
-
-
-@contextmanager
-def ignore_harmless_warnings() -> Iterator[None]:
-    """Ignore `HARMLESS_WARNINGS` inside the `with` block, and no other warnings."""
-    with warnings.catch_warnings():
-        for message in HARMLESS_WARNINGS:
-            warnings.filterwarnings("ignore", message)
-        yield
 
 
 def _forked_generators(device: torch.device) -> AbstractContextManager[None]:

@@ -168,7 +168,7 @@ class LayerRule(nn.Module):
         super().__init__()
         self.tape = tape
         self.path = ""
-        self._weight = slots.get("weight")
+        self._weight = slots["weight"]
         self._bias = slots.get("bias")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -255,10 +255,7 @@ class _LeaveIsolation(torch.autograd.Function):
 
 
 def sum_tensors(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return sum(parts[1:], start=parts[0])
 
 
 def sum_positions(x: Tensor, axis: int, width: int) -> Tensor:

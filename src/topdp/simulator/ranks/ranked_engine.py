@@ -108,23 +108,18 @@ class BorderExchange:
         """
         layout = self.layout
         made = layout.made(round - 1)
-        rows = _padded(rows)
+        # With their padding, rows are contiguous and can be received in place.
+        rows = rows.as_strided((len(rows), rows.stride(0)), (rows.stride(0), 1))
         sent = []
         for (origin, to), wanted in layout.guests(round).items():
             if origin == layout.here:
                 places = torch.from_numpy(np.searchsorted(made, wanted)).to(rows.device)
-                packed = rows.index_select(0, places)
-                sent.append((to, packed))
+                sent.append((to, rows.index_select(0, places)))
         received, first = [], len(made)
         for origin, coming in layout.arriving(round):
             received.append((origin, rows[first : first + len(coming)]))
             first += len(coming)
         return self.group.exchange(sent, received)
-
-
-def _padded(rows: Tensor) -> Tensor:
-    """Return the same rows with their padding, so that they are contiguous and can be received in place."""
-    return rows.as_strided((len(rows), rows.stride(0)), (rows.stride(0), 1))
 
 
 MAX_GATHERED_NUMBERS = 1 << 26  # numbers that a rank sends to rank 0 at a time
