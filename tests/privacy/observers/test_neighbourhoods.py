@@ -120,8 +120,7 @@ def test_larger_balls_give_tighter_bounds():
     exposed, ways, some = exposure(40, 1.0), RowFlow(plan), [0, 7, 23]
     exact = adaptive(plan, exposed).worst()[some]
     ratios = [
-        (neighbourhood_bound(ways, exposed, owners=some, room=room).worst()[some] / exact).max()
-        for room in (0, 20, 70)
+        (neighbourhood_bound(ways, exposed, room=room).worst()[some] / exact).max() for room in (0, 20, 70)
     ]
     # As docs/privacy.md states: a few percent above the answer with a ball of radius two.
     assert ratios[0] > ratios[1] > ratios[2] >= 1 - 1e-9
