@@ -32,13 +32,9 @@ def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]
     if plan.agents == 1:
         return None, []
     links = links_of(plan)
-    configured = _configured_graph(folder, plan.agents)
-    if (
-        configured is not None
-        and configured.agents == plan.agents
-        and configured.adjacency[tuple(links.T)].all()
-    ):
-        return configured, []
+    graph = _configured_graph(folder, plan.agents)
+    if graph is not None and graph.agents == plan.agents and graph.adjacency[tuple(links.T)].all():
+        return graph, []
     notes = ["Names and edges of agents come from the plan; the graph's file is missing or was changed."]
     try:
         return from_edges(links, plan.agents), notes

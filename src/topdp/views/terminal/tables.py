@@ -100,11 +100,9 @@ def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions |
         rows.add_row("warning", warning)
     for key, reason in privacy.get("reasons", {}).items():
         rows.add_row(f"ε {answer_words(key)}", f"{epsilon_text(privacy, key)}: {reason}")
-    parts: list[Table | Text] = [rows, _answers(result), _per_agent(config, result)]
-    if groups is not None:
-        parts.append(_coalitions(result, groups))
-    parts.extend(Text(f"{answer_words(key)}: {ANSWERS[key].assumptions}") for key in _asked(result))
-    return parts
+    of_groups = [] if groups is None else [_coalitions(result, groups)]
+    assumptions = (Text(f"{answer_words(key)}: {ANSWERS[key].assumptions}") for key in _asked(result))
+    return [rows, _answers(result), _per_agent(config, result), *of_groups, *assumptions]
 
 
 def _asked(result: Account) -> list[str]:
