@@ -1,7 +1,7 @@
 """Privacy facts that a page shows beyond privacy.json: ε of edges, an attacker's power, the spending curve.
 
-This module uses the account and the plan of a run, and the accountants of `privacy/`. It has no
-formula of its own. Pages take the answers themselves from privacy.json.
+This module uses the account and the plan of a run, and the accountants of `privacy/`. It has no formula of
+its own. Pages take the answers themselves from privacy.json.
 
 **Guarantees.** Adjacency, sensitivity and δ are those of the account. The ε of an edge is at least what its
 observer learns. It is the ε of a sound bound on μ, or the owner's own ε if that is smaller. Power is at least

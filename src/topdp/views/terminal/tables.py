@@ -189,9 +189,10 @@ def _words(value: object) -> str:
 
 def audit(result: Mapping[str, Any]) -> list[Table | Text]:
     """Return the findings of an audit: lower bounds per kind of canary, proved upper bounds, the verdict."""
+    owner = result["owner"]
     table = uncut(
         "canaries", "μ expected", "μ found", "μ at least", "ε at least", "ε at least, distribution-free",
-        title=f"Agent {result['owner']} audited by {result['observer']}", title_justify="left",
+        title=f"Agent {owner} audited by {result['observer']}", title_justify="left",
         caption=f"all at once with {result['confidence']:.4g} confidence; δ = {result['delta']:g}; "
         f"seen: {result['sees']}",
     )  # fmt: skip
@@ -205,11 +206,7 @@ def audit(result: Mapping[str, Any]) -> list[Table | Text]:
     proved = uncut("", "ε")
     for name, value in proved_bounds.items():
         if result["status"][name] != "not asked":
-            label = (
-                "proved for this observer"
-                if name == "proved"
-                else f"agent {result['owner']}: {answer_words(name)}"
-            )
+            label = "proved for this observer" if name == "proved" else f"agent {owner}: {answer_words(name)}"
             proved.add_row(label, _or_none(value, result["status"][name]))
     return [table, proved, Text(result["verdict"])]
 
