@@ -75,9 +75,10 @@ def balance(accounts: Sequence[Excess], least: Floats, report: Report | None = N
                 report(result.excess)
             log_excess = _logarithm(result.excess)
             distance = _distance(noise, log_excess, floor)
+            log_model = _logarithm(model(result.noise))
             with np.errstate(invalid="ignore"):
-                correction = log_excess - _logarithm(model(result.noise))
-            correction = np.where(np.isfinite(correction), correction, 0.0)  # infinite: no correction
+                correction = log_excess - log_model
+            correction = np.where(np.isfinite(correction), correction, 0.0)  # 0 if either is infinite
             if number == 0 or distance < least_distance:
                 best, least_distance, best_correction = result, distance, correction
             if distance <= tolerance or not np.isfinite(distance):

@@ -121,7 +121,7 @@ class PlanNeighbourhoods:
         rows made from these.
         """
         hidden = self.hidden(owner, reach)
-        rows = np.union1d(hidden, self.flow.entered(hidden))
+        rows = np.union1d(hidden, related_columns(self.flow.users, hidden))
         rows = np.union1d(rows, self.flow.rows_of[owner])
         near = {*self.plan.owner[rows].tolist(), *related_columns(self._knowers, rows).tolist()}
         return frozenset(near | set(related_columns(self._readers, hidden).tolist())) - {owner}
@@ -155,8 +155,7 @@ def neighbourhood_bound(
 ) -> View:
     """Return upper bounds on the loss of each owner to any coalition of `query.colluders` agents.
 
-    `room`: the most rows that may be hidden in a ball; a larger number gives
-    tighter bounds and takes longer.
+    `room`: the most rows that may be hidden in a ball; a larger number gives tighter bounds and takes longer.
 
     >>> import numpy as np
     >>> from topdp import topology

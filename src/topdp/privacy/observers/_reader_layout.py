@@ -99,10 +99,6 @@ class RowFlow:
         order = np.argsort(self.plan.owner, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.plan.owner, minlength=self.plan.agents))[:-1])
 
-    def entered(self, rows: Ints) -> Ints:
-        """Return the rows that are made from one of `rows` in some release."""
-        return related_columns(self.users, rows)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderLayout:
@@ -173,7 +169,7 @@ def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     plan = flow.plan
     hidden = hidden[flow.secret[hidden]]
     mine = [flow.rows_of[i] for i in owners.tolist()]
-    rows = np.unique(np.concatenate([hidden, flow.entered(hidden), *mine]).astype(np.int64))
+    rows = np.unique(np.concatenate([hidden, related_columns(flow.users, hidden), *mine]).astype(np.int64))
     index = np.full(plan.rows, NO_ROW, np.int32)
     index[hidden] = np.searchsorted(rows, hidden)
     source = plan.source.values[:, rows]
