@@ -166,6 +166,18 @@ def plan_answers(
     return last
 
 
+class CountingCache(ObserverCache):
+    """Counts the values that were returned from the cache."""
+
+    hits = 0
+
+    def cached(self, key: tuple[object, ...], compute: Callable[[], Any]) -> Any:
+        computed = []
+        value = super().cached(key, lambda: computed.append(True) or compute())
+        self.hits += not computed
+        return value
+
+
 def registered_names(metadata: Iterable[Any]) -> tuple[str, ...]:
     """The names that a configuration key takes from a registry, from the metadata of its field."""
     validators = [one.func for one in metadata if isinstance(getattr(one, "func", None), partial)]

@@ -74,7 +74,9 @@ def test_the_noise_of_every_contender_meets_its_budget(name, changes, scale, tmp
         assert 1.999 < account.worst_case.largest <= 2.0
     else:
         assert 1.999 < account.adaptive.largest <= 2.0
-    assert noise.epsilon_of_all_others([config]) == [pytest.approx(account.worst_case.largest, rel=1e-5)]
+    assert list(noise.epsilon_of_all_others([config])) == [
+        pytest.approx(account.worst_case.largest, rel=1e-5)
+    ]
 
 
 @pytest.mark.parametrize("change", [{"pair_noise": "auto"}, {"noise_schedule": {"kind": "steps"}}])

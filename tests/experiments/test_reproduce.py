@@ -177,7 +177,7 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
         calibrated = parse(tree, "calibrated")
         _, account = plan_and_account(resolve(calibrated))
         assert 1.999 < account.adaptive.largest <= 2.0
-        assert noise.epsilon_of_all_others([config]) == [pytest.approx(account.worst_case.largest)]
+        assert list(noise.epsilon_of_all_others([config])) == [pytest.approx(account.worst_case.largest)]
 
 
 def test_a_stacked_run_of_a_figure_agrees_with_the_run_alone(scale, tmp_path, monkeypatch):

@@ -115,7 +115,9 @@ class FigureRuns:
     def _run(self, runs: list[RunOutline], sigmas: list[float]) -> list[Curve]:
         """Execute the runs as one stack; return the curve of each."""
         first = runs[0].config
-        stack = stacked(self._dealer, runs, sigmas, self.test_records(first))
+        assemblies = self._dealer.assemblies(runs)
+        plans = shared_plans([parts.run for parts in assemblies], sigmas)
+        stack = Stack.of(assemblies, plans, self.test_records(first))
         curves: list[Curve] = [[] for _ in runs]
         started = reported = time.perf_counter()
         for t, state, due in stack.rounds():
@@ -129,13 +131,6 @@ class FigureRuns:
                 seconds = (reported - started) / (t + 1) * (first.rounds - t)
                 self.progress(f"  round {t} of {first.rounds}, {seconds:.0f} s left in this stack")
         return curves
-
-
-def stacked(dealer: Dealer, runs: list[RunOutline], sigmas: list[float], test_records: int) -> Stack:
-    """Return a stack of the runs, each with its σ, tested on the first `test_records` of the test set."""
-    assemblies = dealer.assemblies(runs)
-    plans = shared_plans([parts.run for parts in assemblies], sigmas)
-    return Stack.of(assemblies, plans, test_records)
 
 
 def estimated_bytes(run: RunOutline) -> tuple[float, float]:

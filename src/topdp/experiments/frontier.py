@@ -9,7 +9,7 @@ full, the step size falls linearly, and the noise is calibrated to the exact ada
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -162,23 +162,19 @@ class ModelFrontier:
         knobs = {name: contender.knobs for name, contender in self.contenders.items()}
         return tune(self.space, knobs, frozenset({"no-noise"}), self._validation_accuracies)
 
-    def rows(self, best: Sequence[BestSetting]) -> list[FrontierRow]:
-        """Return a row for each setting whose runs are all finished."""
+    def rows(self, best: Sequence[BestSetting]) -> Iterator[FrontierRow]:
+        """Yield a row for each setting whose runs are all finished."""
         done = [setting for setting in best if all(config in self.runs for config in self.finals(setting))]
         private = [setting for setting in done if math.isfinite(setting.case.epsilon)]
         noisy = [config for setting in private for config in self.finals(setting)]
         epsilons = dict(zip(map(run_name, noisy), self.runs.noise.epsilon_of_all_others(noisy), strict=True))
-        rows = []
         for setting in done:
             finals = self.finals(setting)
             epsilon_all_others = max(epsilons.get(run_name(config), math.inf) for config in finals)
             if math.isfinite(epsilon_all_others):
                 epsilon_all_others = math.ceil(100 * epsilon_all_others) / 100
             accuracies = self._accuracies(finals)
-            rows.append(
-                FrontierRow.of(self.data, self.model, setting, finals[0], accuracies, epsilon_all_others)
-            )
-        return rows
+            yield FrontierRow.of(self.data, self.model, setting, finals[0], accuracies, epsilon_all_others)
 
     def finals(self, setting: BestSetting) -> list[RunConfig]:
         return [self.config(setting.case, setting.candidate, seed) for seed in self.scale.seeds]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import get_type_hints
@@ -212,30 +212,26 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
     return "\n".join(text) + "\n"
 
 
-def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
-    """Return the lines of a table of accuracies, with one line per method and one column per budget.
+def accuracies(rows: Sequence[FrontierRow], title: str) -> Iterator[str]:
+    """Yield the lines of a table of accuracies, with one line per method and one column per budget.
 
     A method without a budget has the same number in every column.
     """
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     heads = [f"{budget:g}" for budget in budgets]
-    text = [
-        f"| {title}: ε ({rows[0].guarantee}) | " + " | ".join(heads) + " |",
-        "|---" * (1 + len(budgets)) + "|",
-    ]
+    yield f"| {title}: ε ({rows[0].guarantee}) | " + " | ".join(heads) + " |"
+    yield "|---" * (1 + len(budgets)) + "|"
     for name in dict.fromkeys(row.name for row in rows):
         percents = {row.epsilon: f"{100 * row.accuracy:.1f}" for row in rows if row.name == name}
         numbers = [percents.get(budget, percents.get(math.inf, "")) for budget in budgets]
-        text.append(f"| {name} | " + " | ".join(numbers) + " |")
-    return text
+        yield f"| {name} | " + " | ".join(numbers) + " |"
 
 
-def _settings(rows: Sequence[FrontierRow]) -> list[str]:
-    """Return a table of the chosen settings, the spread over seeds, and ε against all others together."""
-    text = ["| method | ε | spread | ε of all others | setting |", "|---|---|---|---|---|"]
+def _settings(rows: Sequence[FrontierRow]) -> Iterator[str]:
+    """Yield the table of the chosen settings, the spread over seeds, and ε against all others together."""
+    yield from ("| method | ε | spread | ε of all others | setting |", "|---|---|---|---|---|")
     for row in rows:
-        epsilons = (f"{e:g}" if math.isfinite(e) else "" for e in (row.epsilon, row.epsilon_all_others))
-        text.append(
-            f"| {row.name} | {next(epsilons)} | {100 * row.spread:.1f} | {next(epsilons)} | {row.setting()} |"
+        epsilon, others = (
+            f"{e:g}" if math.isfinite(e) else "" for e in (row.epsilon, row.epsilon_all_others)
         )
-    return text
+        yield f"| {row.name} | {epsilon} | {100 * row.spread:.1f} | {others} | {row.setting()} |"

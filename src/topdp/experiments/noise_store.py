@@ -12,7 +12,7 @@ configuration whose σ does not follow from a stored σ by exact scaling is refu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -74,22 +74,20 @@ class NoiseStore:
         rounds = math.sqrt((config.rounds + 1) / (unit.rounds + 1))
         return self.unit_sigmas[run_name(unit)] * budget * rounds * _records(unit) / _records(config)
 
-    def epsilon_of_all_others(self, configs: Sequence[RunConfig]) -> list[float]:
-        """Return for each run the largest ε of an agent, against all other agents together."""
+    def epsilon_of_all_others(self, configs: Sequence[RunConfig]) -> Iterator[float]:
+        """Yield for each run the largest ε of an agent, against all other agents together."""
         units = [_at_unit_budget(config) for config in configs]
         distinct = {run_name(unit): unit for unit in units if unit is not None}
         noisy = [(unit, self.unit_sigmas[name]) for name, unit in distinct.items()]
         parallel = sum(_work(unit) for unit, _ in noisy) > MIN_PARALLEL_ACCOUNT_WORK
         results = map_in_processes(_mu_of_all_others, noisy, parallel)
         mu_by_unit = {run_name(unit): mu for (unit, _), mu in results}
-        epsilons = []
         for config, unit in zip(configs, units, strict=True):
             epsilon, delta = config.privacy.epsilon, config.privacy.delta
             assert unit is not None and isinstance(epsilon, float)  # its configuration does not state σ
             # The ratio of this μ to the μ of the budget is the same at every budget.
             mu = mu_by_unit[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)
-            epsilons.append(float(epsilon_of(mu, delta)))
-        return epsilons
+            yield float(epsilon_of(mu, delta))
 
 
 @cache

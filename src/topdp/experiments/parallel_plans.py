@@ -42,17 +42,13 @@ def _one_thread_each() -> Iterator[None]:
 
     Libraries for linear algebra read the environment variables when they are loaded.
     """
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+    before = dict(os.environ)
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 MIN_PARALLEL_AGENT_ROUNDS = 1e6  # for less work, starting processes costs more than it saves

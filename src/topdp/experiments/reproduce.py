@@ -143,7 +143,7 @@ def _redraw(name: str, lens: str, scale: Scale, out: Path) -> list[ClaimVerdict]
     figure, stem = FIGURES[name], out / _stem(name, lens)
     numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
     draw(numbers, f"Figure {name}: {figure.title}{scale.remark}", scale.epochs, stem)
-    verdicts = figure.verdicts(name, numbers)
+    verdicts = list(figure.verdicts(name, numbers))
     write_atomically(stem.with_suffix(".md"), _table(name, lens, verdicts, scale))
     return verdicts
 

@@ -75,7 +75,10 @@ def balance(accounts: Sequence[Excess], least: Floats, report: Report | None = N
                 report(result.excess)
             log_excess = _logarithm(result.excess)
             distance = _distance(noise, log_excess, floor)
-            correction = _difference(log_excess, _logarithm(model(result.noise)))
+            log_model = _logarithm(model(result.noise))
+            with np.errstate(invalid="ignore"):
+                correction = log_excess - log_model
+            correction = np.where(np.isfinite(correction), correction, 0.0)  # 0 if either is infinite
             if number == 0 or distance < least_distance:
                 best, least_distance, best_correction = result, distance, correction
             if distance <= tolerance or not np.isfinite(distance):
@@ -152,10 +155,3 @@ def _logarithm(excess: Floats) -> Floats:
     """Return ln of `excess`. It is -inf for agents about which no observer learns; these end at the floor."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(excess))
-
-
-def _difference(account: Floats, model: Floats) -> Floats:
-    """Return `account` minus `model` [agents], and 0 for agents for which either is infinite."""
-    with np.errstate(invalid="ignore"):
-        difference = account - model
-    return np.where(np.isfinite(difference), difference, 0.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders import blobs_file, plan_answers
+from builders import CountingCache, blobs_file, plan_answers
 from topdp.errors import InputError
 from topdp.learning.models import MODELS
 from topdp.privacy.answers import ANSWERS
@@ -151,7 +151,7 @@ CHANGES = [
 @pytest.mark.parametrize("method", ["top", "correlated"])
 def test_cached_answers_equal_fresh_ones(method):
     base = [f"method.name={method}", "method.chebyshev=false", "method.gossip=1"]
-    kept = observer_cache.ObserverCache()
+    kept = CountingCache()
     plan_answers(settings(*base), memory=kept)
     before = kept.hits
     for changes in CHANGES:
@@ -251,7 +251,7 @@ ADVISED = [
 
 
 def test_cached_recommendations_equal_fresh_ones():
-    kept = observer_cache.ObserverCache()
+    kept = CountingCache()
     for changes in ADVISED:
         question = PlannerQuestion.of(settings("method.name=plain", *changes))
         assert setting_answers.recommendation(question, memory=kept) == setting_answers.recommendation(

@@ -128,13 +128,14 @@ def test_a_folder_may_disappear_while_it_is_watched(damaged_run, monkeypatch):
         until(lambda: page.client.get(f"/runs/{id}").status_code == 404, "the run to be gone")
 
 
-def test_above_the_limit_the_newest_sources_are_shown(tmp_path):
+def test_above_the_limit_the_newest_sources_are_shown(tmp_path, monkeypatch):
     for number, age in enumerate((50, 10, 40, 20, 30)):
         file = tmp_path / f"run-{number}" / "run.json"
         file.parent.mkdir()
         file.write_text("{}")
         os.utime(file, (1e9 - age, 1e9 - age))
-    found, cut = live_sources.find_sources([tmp_path], limit=2)
+    monkeypatch.setattr(live_sources, "MAX_SOURCES", 2)
+    found, cut = live_sources.find_sources([tmp_path])
     assert [one.name for one in found] == ["run-1", "run-3"] and cut
 
 

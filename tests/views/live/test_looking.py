@@ -35,15 +35,14 @@ def test_links_are_not_followed(tmp_path):
     assert kinds([tmp_path / "inside"]) == []
 
 
-def test_the_number_of_shown_sources_is_limited(tmp_path):
+def test_the_number_of_shown_sources_is_limited(tmp_path, monkeypatch):
     for number in range(4):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "run.json").write_text("{}")
-    assert (
-        len(live_sources.find_sources([tmp_path], limit=3)[0]) == 3
-        and live_sources.find_sources([tmp_path], limit=3)[1]
-    )
     assert not live_sources.find_sources([tmp_path])[1]
+    monkeypatch.setattr(live_sources, "MAX_SOURCES", 3)
+    found, cut = live_sources.find_sources([tmp_path])
+    assert len(found) == 3 and cut
 
 
 def test_a_wrong_path_is_named(tmp_path):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from builders import plan_answers
+from builders import CountingCache, plan_answers
 from topdp.runs import config
 from topdp.runs.planner.planner_form import FORM_FIELDS, FORM_KEYS, as_command, as_toml, configuration
 from topdp.views.live import planner_page
@@ -48,7 +48,8 @@ def test_settings_that_take_minutes_to_check_are_refused_at_once(client):
 
 
 @pytest.mark.parametrize("method", ["top", "correlated"])
-def test_the_page_gets_what_the_command_prints(client, method):
+def test_the_page_gets_what_the_command_prints(client, method, monkeypatch):
+    monkeypatch.setattr(planner_page.PLANNER, "memory", CountingCache())
     values = {**FEW, "method.name": method, "privacy.epsilon": "2"}
     answer = ask(client, values)
     assert answer[-1] == {"done": True}

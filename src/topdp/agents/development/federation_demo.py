@@ -56,7 +56,6 @@ def run(
     seeded: bool = False,
     budgets: dict[int, float] | None = None,
     progress: Progress = silent,
-    rules: Rules | None = None,
     rehearse: bool = False,
     relay: bool = False,
 ) -> dict[str, Any]:
@@ -66,9 +65,7 @@ def run(
     largest privacy loss, and record all rows for an audit. `relay`: no agent opens a port.
     """
     start = time.perf_counter()
-    rules = rules or Rules(idle_timeout=60.0)
-    if relay:
-        rules = rules.model_copy(update={"relay": _free_addresses(1)[0]})
+    rules = Rules(idle_timeout=60.0, relay=_free_addresses(1)[0] if relay else "")
     parts, manifest, account = prepare(config, out / "agents", rules)
     folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:

@@ -53,7 +53,7 @@ class NodeMonitor:
         self.report, self.evaluation = report, evaluation
         self.scores: dict[str, Any] | None = None  # of the newest evaluation
         self._birth = process_birth(os.getpid())
-        self._written_at = self._reported_at = 0.0
+        self._reported_at = 0.0
         self._written: ProcessStatus | None = None
         self._evaluated_round = -math.inf
         self._evaluating: asyncio.Task[None] | None = None
@@ -65,11 +65,6 @@ class NodeMonitor:
                 "is paused since before this start: no new release until `topdp agent resume`", "paused"
             )
         agent.loop.paused = orders.is_paused
-
-    def _rounds(self) -> int:
-        """Return the last round: the plan's, or an earlier one if the run was amended."""
-        planned, end = self.agent.context.part.plan.releases - 1, self.agent.ledger.final_round
-        return planned if end is None else min(planned, max(end, self.agent.ledger.round))
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -95,9 +90,9 @@ class NodeMonitor:
             agent.peers.changed.set()
         self._evaluate_if_due()
         status = self.status()
-        age = status.written - self._written_at
-        has_changed = self._written is None or _stable_fields(status) != _stable_fields(self._written)
-        if has_changed or age >= STATUS_INTERVAL_SECONDS or age < 0:
+        last = self._written
+        is_recent = last is not None and 0 <= status.written - last.written < STATUS_INTERVAL_SECONDS
+        if last is None or not is_recent or _stable_fields(status) != _stable_fields(last):
             self._write(status)
         if self.report and asyncio.get_running_loop().time() - self._reported_at >= self.report:
             self._reported_at = asyncio.get_running_loop().time()
@@ -110,6 +105,7 @@ class NodeMonitor:
 
     def status(self, code: int | None = None) -> ProcessStatus:
         agent, loop = self.agent, self.agent.loop
+        planned, end = agent.context.part.plan.releases - 1, agent.ledger.final_round
         state: AgentState = loop.activity
         if code is not None:
             state = "ended"
@@ -121,7 +117,8 @@ class NodeMonitor:
             written=time.time(),
             state=state,
             round=agent.ledger.round,
-            rounds=self._rounds(),
+            # An amended run may end before the last round of its plan.
+            rounds=planned if end is None else min(planned, max(end, agent.ledger.round)),
             budget=agent.context.epsilon,
             waits_for=dict(loop.waits.started),
             heard=dict(agent.peers.heard_at),
@@ -152,7 +149,7 @@ class NodeMonitor:
             self.evaluation = None
 
     def _write(self, status: ProcessStatus) -> None:
-        self._written, self._written_at = status, status.written
+        self._written = status
         try:
             status.write(self.agent.folder)
             self._write_fails = False

@@ -69,24 +69,17 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     yield gauge("topdp_waits_seconds", "Seconds of the current wait for a neighbour.", waits, "peer")
     waited = {peer: agent.loop.waits.seconds(peer) for peer in peers.neighbours}
     yield counter("topdp_waited_seconds", "Seconds waited for a neighbour.", waited, "peer")
-    for name, about, counts in (
-        ("topdp_sent_bytes", "Bytes of messages to a neighbour.", peers.sent),
-        ("topdp_received_bytes", "Bytes of messages from a neighbour.", peers.received),
-    ):
-        yield counter(name, about, {peer: counts[peer] for peer in peers.neighbours}, "peer")
-    yield _refusals(agent)
-
-
-def _refusals(agent: Agent) -> CounterMetricFamily:
-    """Return the numbers of refused handshakes, links and messages, by neighbour and reason."""
-    family = CounterMetricFamily(
+    sent, received = ({p: counts[p] for p in peers.neighbours} for counts in (peers.sent, peers.received))
+    yield counter("topdp_sent_bytes", "Bytes of messages to a neighbour.", sent, "peer")
+    yield counter("topdp_received_bytes", "Bytes of messages from a neighbour.", received, "peer")
+    refused = CounterMetricFamily(
         "topdp_refused", "Handshakes and messages that were refused.", labels=["agent", "peer", "reason"]
     )
-    counts = Counter(agent.peers.refusals.counts) + Counter(agent.peers.transport.refused)
-    for (peer, reason), count in sorted(counts.items()):
+    events = Counter(peers.refusals.counts) + Counter(peers.transport.refused)
+    for (peer, reason), count in sorted(events.items()):
         if reason not in LINK_EVENTS:
-            family.add_metric([agent.name, peer, reason], count)
-    return family
+            refused.add_metric([agent.name, peer, reason], count)
+    yield refused
 
 
 class AgentCollector(Collector):

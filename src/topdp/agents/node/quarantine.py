@@ -69,9 +69,6 @@ def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
 
 
 def _lifted_entries(ledger: Ledger) -> list[dict[str, Any]]:
-    entries = {
-        int(key.removeprefix(LIFTED_KEY_PREFIX)): json.loads(value)
-        for key, value in ledger.meta.items()
-        if key.startswith(LIFTED_KEY_PREFIX)
-    }
-    return [entries[number] for number in sorted(entries)]
+    entries = [entry for entry in ledger.meta.items() if entry[0].startswith(LIFTED_KEY_PREFIX)]
+    entries.sort(key=lambda entry: int(entry[0].removeprefix(LIFTED_KEY_PREFIX)))
+    return [json.loads(value) for _, value in entries]

@@ -62,6 +62,7 @@ class PortGuard:
         A visitor that sends nothing for `idle_timeout` seconds is cut off.
         """
         self.folder, self.idle_timeout, self.refusals = folder, idle_timeout, refusals
+        self.socket = folder / "grpc"
         self.max_strangers = MAX_STRANGERS + neighbours
         self.max_strangers_per_address = MAX_STRANGERS_PER_ADDRESS + neighbours
         self.visitors: list[Visitor] = []  # the oldest first
@@ -69,10 +70,6 @@ class PortGuard:
         self._numbers = itertools.count()
         self.server = ConnectionServer(self.admit)
         self._max_descriptor = raise_descriptor_limit() - RESERVED_DESCRIPTORS
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "grpc"
 
     async def close(self) -> None:
         """Close after gRPC has ended; send its last bytes to peers that have proved their identity."""

@@ -47,27 +47,23 @@ def proposed_along_x(numbers: FigureNumbers, panel: Panel) -> list[float]:
 
 
 def beats_baselines(numbers: FigureNumbers) -> Cases:
-    """Check that the proposed method beats every baseline. Return one case per panel and x."""
-    cases = []
+    """Check that the proposed method beats every baseline. Yield one case per panel and x."""
     for panel in numbers.panels:
         for at in range(len(panel.x or (0,))):
             own = numbers.end(panel, PROPOSED, at)
             advantage = gap(numbers, panel, at)
             where = panel.title if panel.x is None else f"{panel.title}, {panel.x[at]:g}"
-            cases.append((advantage > 0, f"{where}: {percent(own)} against {percent(own - advantage)}"))
-    return cases
+            yield advantage > 0, f"{where}: {percent(own)} against {percent(own - advantage)}"
 
 
 def ordered(better: str, worse: str) -> Check:
     """Return a check that the line `better` ends above `worse`. It has a case for each panel with both."""
 
     def check(numbers: FigureNumbers) -> Cases:
-        cases = []
         for panel in numbers.panels:
             if {better, worse} <= panel.lines.keys():
                 a, b = (numbers.end(panel, label) for label in (better, worse))
-                cases.append((a > b, f"{panel.title}: {percent(a)} against {percent(b)}"))
-        return cases
+                yield a > b, f"{panel.title}: {percent(a)} against {percent(b)}"
 
     return check
 
@@ -88,25 +84,20 @@ def alpha_panels(scale: Scale, lens: str) -> list[Panel]:
 
 
 def advantage_grows(numbers: FigureNumbers) -> Cases:
-    cases = []
     for mode in MODES:
         gaps = [gap(numbers, numbers[alpha_title(mode, alpha)]) for alpha in ALPHAS]
         text = ", ".join(f"{100 * value:+.1f}" for value in gaps)
-        cases.append((grow(gaps), f"{mode}: {text} points"))
-    return cases
+        yield grow(gaps), f"{mode}: {text} points"
 
 
 def baselines_fall(numbers: FigureNumbers) -> Cases:
-    cases = []
     for mode in MODES:
         for label in numbers.baselines(numbers.panels[0]):
             ends = [numbers.end(numbers[alpha_title(mode, alpha)], label) for alpha in ALPHAS]
-            cases.append((ends[-1] < ends[0] - 0.01, f"{mode} {label}: " + " ".join(map(percent, ends))))
-    return cases
+            yield ends[-1] < ends[0] - 0.01, f"{mode} {label}: " + " ".join(map(percent, ends))
 
 
 def sync_is_faster(numbers: FigureNumbers) -> Cases:
-    cases = []
     for alpha in ALPHAS:
         early = []
         for mode in MODES:
@@ -114,8 +105,7 @@ def sync_is_faster(numbers: FigureNumbers) -> Cases:
             at = int(np.searchsorted(done, 1 / 6))
             early.append(float(accuracy.mean(0)[at]))
         text = f"α = {alpha:g}, after {done[at]:.0%}: {percent(early[0])} sync, {percent(early[1])} async"
-        cases.append((early[0] > early[1], text))
-    return cases
+        yield early[0] > early[1], text
 
 
 # Figure 2: accuracy against the privacy budget, synchronous and asynchronous.
@@ -215,11 +205,9 @@ def topology_panels(scale: Scale, lens: str) -> list[Panel]:
 
 
 def smaller_when_asynchronous(numbers: FigureNumbers) -> Cases:
-    cases = []
     for kind in GRAPH_KINDS:
         sync, other = (gap(numbers, numbers[f"{mode}, {kind}"]) for mode in MODES)
-        cases.append((sync > max(other, 0.0), f"{kind}: {100 * sync:+.1f} sync, {100 * other:+.1f} async"))
-    return cases
+        yield sync > max(other, 0.0), f"{kind}: {100 * sync:+.1f} sync, {100 * other:+.1f} async"
 
 
 # Figure 7: noise reduction alone (top) and with decay (top-dp), α .5 and .25, both modes.
@@ -266,12 +254,10 @@ def near_no_noise(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
 
 
 def baselines_do_not_converge(numbers: FigureNumbers) -> Cases:
-    cases = []
     for panel in numbers.panels:
         for label in numbers.baselines(panel):
             end = numbers.end(panel, label)
-            cases.append((end < 0.15, f"{panel.title} {label}: {percent(end)}"))
-    return cases
+            yield end < 0.15, f"{panel.title} {label}: {percent(end)}"
 
 
 FIGURES = {

@@ -8,7 +8,7 @@ figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class ClaimVerdict:
     measured: str
 
 
-Cases = list[tuple[bool, str]]
+Cases = Iterable[tuple[bool, str]]
 """The cases of a claim: (whether it held, the measured values as text)."""
 
 Check = Callable[[FigureNumbers], Cases]
@@ -111,21 +111,17 @@ class PaperFigure:
     def configs(self, scale: Scale, lens: str) -> list[RunConfig]:
         return [config for panel in self.panels(scale, lens) for config in panel.configs()]
 
-    def verdicts(self, name: str, numbers: FigureNumbers) -> list[ClaimVerdict]:
-        """Return the verdicts on the claims of this figure, which is called `name`."""
-        verdicts = []
+    def verdicts(self, name: str, numbers: FigureNumbers) -> Iterator[ClaimVerdict]:
+        """Yield the verdicts on the claims of this figure, which is called `name`."""
         for sentence, check in self.claims.items():
-            if cases := check(numbers):
+            if cases := list(check(numbers)):
                 passed = sum(case for case, _ in cases)
                 word = "holds" if passed == len(cases) else "partly" if passed else "does not hold"
                 count = "" if passed in (0, len(cases)) else f"in {passed} of {len(cases)} cases; "
                 measured = count + "; ".join(text for _, text in cases)
-                verdicts.append(
-                    ClaimVerdict(
-                        figure=name, lens=numbers.lens, claim=sentence, verdict=word, measured=measured
-                    )
+                yield ClaimVerdict(
+                    figure=name, lens=numbers.lens, claim=sentence, verdict=word, measured=measured
                 )
-        return verdicts
 
 
 def percent(value: float) -> str:

@@ -87,13 +87,7 @@ class SampledLoss:
         return _epsilon(self.rate, self.releases, delta)
 
     def power(self, false_alarms: float) -> float:
-        # power <= e^ε·α + δ and power <= 1 - e^-ε(1 - δ - α), for every (ε, δ) that holds
-        bounds = [1.0]
-        for delta in POWER_DELTAS:
-            epsilon = self.epsilon(delta)
-            bounds.append(math.exp(min(epsilon, 700.0)) * false_alarms + delta)
-            bounds.append(1 - math.exp(-epsilon) * (1 - delta - false_alarms))
-        return min(bounds)
+        return min(power_of_point(self.epsilon(delta), delta, false_alarms) for delta in POWER_DELTAS)
 
 
 @dataclass(frozen=True)
@@ -127,6 +121,18 @@ class SmallestLoss:
         if not values:
             raise refusal
         return min(values)
+
+
+def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
+    """Return an upper bound on any attacker's power under (ε, δ), for any noise distribution.
+
+    `false_alarms`: the attacker's false positive rate α.
+    """
+    # power <= e^ε·α + δ and power <= 1 - e^-ε(1 - δ - α): both sides of (ε, δ)-privacy (arXiv:1311.0776)
+    if math.isinf(epsilon):
+        return 1.0
+    upper = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - delta - false_alarms))
 
 
 def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -122,7 +121,7 @@ class PlanNeighbourhoods:
         rows made from these.
         """
         hidden = self.hidden(owner, reach)
-        rows = np.union1d(hidden, self.flow.entered(hidden))
+        rows = np.union1d(hidden, related_columns(self.flow.users, hidden))
         rows = np.union1d(rows, self.flow.rows_of[owner])
         near = {*self.plan.owner[rows].tolist(), *related_columns(self._knowers, rows).tolist()}
         return frozenset(near | set(related_columns(self._readers, hidden).tolist())) - {owner}
@@ -152,16 +151,11 @@ class _OwnerBounds:
 
 
 def neighbourhood_bound(
-    flow: RowFlow,
-    exposure: Exposure,
-    query: Query = DEFAULT_QUERY,
-    owners: Sequence[int] | None = None,
-    room: int = BALL_ROW_LIMITS[0],
+    flow: RowFlow, exposure: Exposure, query: Query = DEFAULT_QUERY, room: int = BALL_ROW_LIMITS[0]
 ) -> View:
     """Return upper bounds on the loss of each owner to any coalition of `query.colluders` agents.
 
-    `owners`: by default all agents. `room`: the most rows that may be hidden in a ball; a larger number gives
-    tighter bounds and takes longer.
+    `room`: the most rows that may be hidden in a ball; a larger number gives tighter bounds and takes longer.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -176,9 +170,8 @@ def neighbourhood_bound(
     True
     """
     around = PlanNeighbourhoods(flow)
-    asked = list(range(flow.plan.agents)) if owners is None else list(owners)
     search = _BallSearch(around, exposure.periods(), query.colluders, room)
-    return _view(around, exposure, query.colluders, search.all(asked, query.progress))
+    return _view(around, exposure, query.colluders, search.all(query.progress))
 
 
 def affordable_ball_rows(flow: RowFlow, query: Query) -> int:
@@ -226,8 +219,9 @@ class _BallSearch:
     def __init__(self, around: PlanNeighbourhoods, periods: Ints, colluders: int, room: int) -> None:
         self.around, self.periods, self.colluders, self.room = around, periods, colluders, room
 
-    def all(self, owners: Sequence[int], progress: Progress) -> list[_OwnerBounds]:
-        """Return the bounds of all `owners`."""
+    def all(self, progress: Progress) -> list[_OwnerBounds]:
+        """Return the bounds of all owners."""
+        owners = range(self.around.plan.agents)
         states = [_OwnerBounds(i, self.around.farthest(i, self.room)) for i in owners]
         pending = [(state, self._first(state)) for state in states]
         done, total = 0, 0

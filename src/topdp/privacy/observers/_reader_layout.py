@@ -26,6 +26,7 @@ from scipy import sparse
 
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Capability, Plan, unsupported
+from topdp.privacy.observers.observer_filter import unknown_draws
 
 NO_ROW = -1
 
@@ -98,10 +99,6 @@ class RowFlow:
         order = np.argsort(self.plan.owner, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.plan.owner, minlength=self.plan.agents))[:-1])
 
-    def entered(self, rows: Ints) -> Ints:
-        """Return the rows that are made from one of `rows` in some release."""
-        return related_columns(self.users, rows)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderLayout:
@@ -139,7 +136,7 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
         key = question.owners.tobytes(), question.hidden.tobytes()
         if key not in shared:
             shared[key] = _shared_rows(flow, question.owners, question.hidden)
-        parts.append(_question_rows(flow, shared[key], question.members))
+        parts.append(_question_rows(flow.plan, shared[key], question.members))
     width = max(part["at"].shape[1] for part in parts)
     whole: dict[str, NDArray[Any]] = {}
     for name, empty in EMPTY_ENTRIES.items():
@@ -172,7 +169,7 @@ def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     plan = flow.plan
     hidden = hidden[flow.secret[hidden]]
     mine = [flow.rows_of[i] for i in owners.tolist()]
-    rows = np.unique(np.concatenate([hidden, flow.entered(hidden), *mine]).astype(np.int64))
+    rows = np.unique(np.concatenate([hidden, related_columns(flow.users, hidden), *mine]).astype(np.int64))
     index = np.full(plan.rows, NO_ROW, np.int32)
     index[hidden] = np.searchsorted(rows, hidden)
     source = plan.source.values[:, rows]
@@ -199,9 +196,9 @@ def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     )
 
 
-def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+def _question_rows(plan: Plan, shared: _SharedRows, members: tuple[int, ...]) -> dict[str, NDArray[Any]]:
     """Return the arrays of `ReaderLayout` for one question, [releases, rows], except `live`."""
-    plan, rows, at = flow.plan, shared.rows, shared.at
+    rows, at = shared.rows, shared.at
     J = np.zeros(plan.agents, bool)
     J[list(members)] = True
     own = J[plan.owner[rows]]
@@ -224,10 +221,7 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
         hidden_source[enters[:, :, s]] = at[:, :, s][enters[:, :, s]]
         share[enters[:, :, s]] = shared.weight[:, :, s][enters[:, :, s]]
     tells = shared.exists & ~unknown & ((hidden_source >= 0) | (shared.step != 0))
-    known = np.asarray(((plan.known_by >= 0) & J[plan.known_by]).any(axis=1))
-    for agent in members:  # the owner of a row knows the draws that enter it
-        entering = plan.draw.values[:, flow.rows_of[agent]]
-        known[entering[entering >= 0]] = True
+    known = ~unknown_draws(plan, J)
     mine = known[plan.draw.values[:, rows]] & (plan.draw.values[:, rows] >= 0)
     variance = _variance(plan, known, rows) if mine.any() else shared.variance
     same = {"step": shared.step, "owner": shared.owner}

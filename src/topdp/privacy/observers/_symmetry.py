@@ -49,13 +49,9 @@ def symmetric_coalitions(
     >>> symmetric_coalitions(drawn, exposure(6, 1.0), alone)
     {}
     """
-    if plan.rows != plan.agents or len(coalitions) < 2:
-        return {}
-    if unsupported(plan, {Capability.SHARED_DRAWS}):
+    if plan.rows != plan.agents or len(coalitions) < 2 or unsupported(plan, {Capability.SHARED_DRAWS}):
         return {}
     generators = [turn for turn in _candidates(plan) if _is_symmetry(plan, exposure, turn)]
-    if not generators:
-        return {}
     position = {J: at for at, J in enumerate(coalitions)}
     symmetric: dict[int, tuple[int, Ints]] = {}
     for first, J in enumerate(coalitions):

@@ -170,8 +170,7 @@ def _advance(
 def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools, distinct: bool) -> Floats:
     """Add to P the covariance of the draws that J does not know; return the variances that were added."""
     draw, std = this.draw[rows], this.std[rows]
-    counts = (draw >= 0) & (std != 0)
-    counts &= np.where(draw >= 0, unknown[draw], False)
+    counts = (draw >= 0) & (std != 0) & unknown[draw]
     entries = draw[counts]
     variance: Floats = np.where(counts, std, 0.0) ** 2 @ np.ones(std.shape[1])
     if distinct or len(np.unique(entries)) == len(entries):

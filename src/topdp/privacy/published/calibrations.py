@@ -52,8 +52,8 @@ def side_by_side(
     elif poisson is not None:
         batches = Poisson(records, poisson)
     kind = cast(Adjacency, adjacency)
-    sigma: dict[str, float | None] = {}
-    exact: dict[str, float | None] = {}
+    sigma: dict[str, float | None] = dict.fromkeys(CALIBRATIONS)
+    exact: dict[str, float | None] = dict.fromkeys(CALIBRATIONS)
     remarks: dict[str, str] = {}
     for number, (name, rule) in enumerate(CALIBRATIONS.items(), 1):
         progress(f"{name}, calibration {number} of {len(CALIBRATIONS)}")
@@ -63,7 +63,6 @@ def side_by_side(
                 noise = rule.calibrate(epsilon, delta, releases, batches, kind)
                 sigma[name], exact[name] = noise.sigma, noise.exact_epsilon
             except NotCovered as refusal:
-                sigma[name], exact[name] = None, None
                 remarks[name] = str(refusal)
         if caught:
             remarks[name] = str(caught[0].message)

@@ -39,7 +39,6 @@ class ObserverCache:
     def __init__(self) -> None:
         self._values: OrderedDict[tuple[object, ...], Any] = OrderedDict()
         self._lock = Lock()
-        self.hits = 0  # values that were returned from the cache
 
     def observe(self, write: Writer) -> Observe:
         """Return a cached version of `query.observe`, for plans that `write` makes."""
@@ -64,7 +63,6 @@ class ObserverCache:
         """Return the value of `key`. If the cache does not have it, compute and store it."""
         with self._lock:
             if key in self._values:
-                self.hits += 1
                 self._values.move_to_end(key)
                 value: Value = self._values[key]
                 return value

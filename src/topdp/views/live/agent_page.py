@@ -12,6 +12,8 @@ no account covers their publication.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,7 +62,7 @@ class PublishedAgent(StrictFacts):
 PUBLISHED_FACTS = [name for name in PublishedAgent.model_fields if name != "links"]
 
 
-def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
+def agent_view(state: Path) -> dict[str, Any]:
     """Return everything that an agent's own page shows, as JSON. An `epsilon` of None is infinite.
 
     `costs`: the ε that the run has spent against observers other than that of the charged answer.
@@ -74,9 +76,9 @@ def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
         "name": str(facts["agent"]),
         "paused": facts["paused"] is not None,
         "costs": [{"against": WORST_CASE.against(0), "epsilon": facts["worst_case"]}],
-        "links": _links(facts, sent, time.time() if now is None else now),
+        "links": _links(facts, sent, time.time()),
         "charges": charges,
-        "notes": _notes(facts),
+        "notes": list(_notes(facts)),
     }
 
 
@@ -124,35 +126,28 @@ def _charges(state: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
     from topdp.agents.ledger.ledger import Ledger
     from topdp.agents.ledger.ledger_entries import LedgerEntry
 
-    ledger = Ledger(state, writable=False)
-    try:
+    with closing(Ledger(state, writable=False)) as ledger:
         last = ledger.last_entry.number if ledger.last_entry else -1
         every = max(1, -(-(last + 1) // MAX_SHOWN_CHARGES))
         query = "SELECT entry FROM charges WHERE number % ? = 0 OR number = ? ORDER BY number"
         entries = [LedgerEntry.read(text) for (text,) in ledger.database.rows(query, every, last)]
-    finally:
-        ledger.close()
     sent = {peer: entry.round for entry in entries for peer in entry.digests}
     return [{"round": entry.round, "total": entry.total} for entry in entries], sent
 
 
-def _notes(facts: dict[str, Any]) -> list[str]:
-    """Return what a reader must know to interpret the numbers."""
-    notes = []
+def _notes(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield what a reader must know to interpret the numbers."""
     if facts["seeded"]:
-        notes.append("Not private: its noise comes from a seed that others know. This is a test.")
+        yield "Not private: its noise comes from a seed that others know. This is a test."
     if facts["rehearsal"]:
-        notes.append("Not private: this is a rehearsal with canaries, which records gradients without noise.")
+        yield "Not private: this is a rehearsal with canaries, which records gradients without noise."
     if facts["stopped"] is not None:
-        notes.append(
-            f"Its budget ended before the plan. Its data enter no round from round {facts['stopped']} on."
-        )
+        yield f"Its budget ended before the plan. Its data enter no round from round {facts['stopped']} on."
     if facts["ends"] is not None:
-        notes.append(f"This run was amended and ends with round {facts['ends']}.")
+        yield f"This run was amended and ends with round {facts['ends']}."
     if facts["departed"] is not None:
-        notes.append("The run departed from the plan. From there on, ε is that of the worst case.")
+        yield "The run departed from the plan. From there on, ε is that of the worst case."
     if facts["process"] == "not answering":
-        notes.append("Its process exists but has not written anything for a while.")
+        yield "Its process exists but has not written anything for a while."
     elif facts["process"] == "not running" and facts["code"] is None and facts["written"] is not None:
-        notes.append("Its process was killed or crashed. Continue with the same `topdp agent start` command.")
-    return notes
+        yield "Its process was killed or crashed. Continue with the same `topdp agent start` command."

@@ -10,8 +10,9 @@ import hashlib
 import os
 import stat
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -69,43 +70,38 @@ class LiveSource:
         return max((stamp[0] for stamp in self.signature() if stamp is not None), default=0) / 1e9
 
 
-def expect_folders(paths: Iterable[Path]) -> list[Path]:
+def expect_folders(paths: Sequence[Path]) -> list[Path]:
     """Return the resolved `paths`. Raise InputError if one of them is not a folder."""
-    folders = []
     for path in paths:
         if not path.exists():
             raise InputError(f"{path}: expected a folder of runs or of an agent, but it does not exist.")
         if not path.is_dir():
             raise InputError(f"{path}: expected a folder of a run or an agent, got a file. Name its folder.")
-        folders.append(path.resolve())
-    return folders
+    return [path.resolve() for path in paths]
 
 
-def find_sources(paths: Iterable[Path], limit: int = MAX_SOURCES) -> tuple[list[LiveSource], bool]:
+def find_sources(paths: Iterable[Path]) -> tuple[list[LiveSource], bool]:
     """Return the runs and agents in and below `paths`, each once, and whether there may be more of them."""
     sources: dict[Path, LiveSource] = {}
-    scanned = 0
-    for top in paths:
-        for path in _folders(top):
-            scanned += 1
-            if scanned > MAX_SCANNED_FOLDERS:
-                return _newest(list(sources.values()), limit), True
-            kind = _kind(path)
-            if kind is not None and path not in sources:
-                name = path.name if path == top else path.relative_to(top).as_posix()
-                sources[path] = LiveSource(kind, path, in_utf8(name))
-    return _newest(list(sources.values()), limit), len(sources) > limit
+    folders = ((top, path) for top in paths for path in _folders(top))
+    for top, path in islice(folders, MAX_SCANNED_FOLDERS):
+        kind = _kind(path)
+        if kind is not None and path not in sources:
+            name = path.name if path == top else path.relative_to(top).as_posix()
+            sources[path] = LiveSource(kind, path, in_utf8(name))
+    cut = next(folders, None) is not None or len(sources) > MAX_SOURCES
+    return _newest(list(sources.values())), cut
 
 
-def _newest(sources: list[LiveSource], limit: int) -> list[LiveSource]:
-    """Return the `limit` sources that started last, because they are the most interesting ones."""
-    if len(sources) <= limit:
+def _newest(sources: list[LiveSource]) -> list[LiveSource]:
+    """Return the `MAX_SOURCES` sources that started last, because they are the most interesting ones."""
+    if len(sources) <= MAX_SOURCES:
         return sources
 
     def started(source: LiveSource) -> int:
         return (file_stamp(source.path / WATCHED_FILES[source.kind][0]) or (0, 0))[0]
 
-    newest = set(sorted(sources, key=started)[-limit:])
+    newest = set(sorted(sources, key=started)[-MAX_SOURCES:])
     return [source for source in sources if source in newest]
 
 

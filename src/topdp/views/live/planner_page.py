@@ -38,8 +38,6 @@ MAX_PLAN_REQUESTS = 16  # requests that wait or are being computed
 MAX_ANSWER_SECONDS = 120.0
 """The time after which the page stops computing an answer. The command line has no such limit."""
 
-PLANNER_STYLES = ("topdp.css", "dash.css", "planner.css")
-PLANNER_SCRIPTS = ("tables.js", "planner.js")
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -150,8 +148,9 @@ def answer(
 
 
 async def show_page(request: Request) -> Response:
-    names = {"styles": PLANNER_STYLES, "scripts": PLANNER_SCRIPTS, "fields": planner_form.FORM_FIELDS}
-    return HTMLResponse(live_page("plan.html", kind="plan", planner=True, **names))
+    files = {"styles": ("topdp.css", "dash.css", "planner.css"), "scripts": ("tables.js", "planner.js")}
+    fields = planner_form.FORM_FIELDS
+    return HTMLResponse(live_page("plan.html", kind="plan", planner=True, fields=fields, **files))
 
 
 PLANNER = PlannerService()

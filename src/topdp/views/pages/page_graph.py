@@ -32,13 +32,9 @@ def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]
     if plan.agents == 1:
         return None, []
     links = links_of(plan)
-    configured = _configured_graph(folder, plan.agents)
-    if (
-        configured is not None
-        and configured.agents == plan.agents
-        and configured.adjacency[tuple(links.T)].all()
-    ):
-        return configured, []
+    graph = _configured_graph(folder, plan.agents)
+    if graph is not None and graph.agents == plan.agents and graph.adjacency[tuple(links.T)].all():
+        return graph, []
     notes = ["Names and edges of agents come from the plan; the graph's file is missing or was changed."]
     try:
         return from_edges(links, plan.agents), notes
@@ -85,8 +81,7 @@ def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Float
     """
     labels = None if graph is None else graph.labels
     edges = np.zeros((0, 2), np.int64) if graph is None else graph.edges
-    valued = mu is not None and epsilon is not None
-    if valued:
+    if mu is not None:
         edges = np.concatenate([edges, edges[:, ::-1]])
     positions = np.zeros((1, 2)) if agents == 1 else None
     if graph and 1 < agents <= MAX_DRAWN_AGENTS:
@@ -98,12 +93,11 @@ def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Float
         "links": {
             "from": edges[:, 0].tolist(),
             "to": edges[:, 1].tolist(),
-            "mu": _numbers(mu, edges) if valued else None,
-            "epsilon": _numbers(epsilon, edges) if valued else None,
+            "mu": None if mu is None else _numbers(mu, edges),
+            "epsilon": None if epsilon is None else _numbers(epsilon, edges),
         },
     }
 
 
-def _numbers(values: Floats | None, edges: Ints) -> list[float | None]:
-    assert values is not None
+def _numbers(values: Floats, edges: Ints) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values[edges[:, 0], edges[:, 1]]]

@@ -25,7 +25,7 @@ from topdp.agents.node.agent_status import charged_facts
 from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import AnswerKind, answer_kind, proved_kind
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.views.statement.privacy_costs import power_of_point
+from topdp.privacy.basics.privacy_loss import power_of_point
 from topdp.views.statement.statement_text import FALSE_ALARM_SHARES
 
 MU_MARGIN = 1 + 1e-9  # μ comes from a bisection; this factor makes it an upper bound

@@ -1,7 +1,7 @@
 """Privacy facts that a page shows beyond privacy.json: ε of edges, an attacker's power, the spending curve.
 
-This module uses the account and the plan of a run, and the accountants of `privacy/`. It has only one formula
-of its own, in `power_of_point`. Pages take the answers themselves from privacy.json.
+This module uses the account and the plan of a run, and the accountants of `privacy/`. It has no formula of
+its own. Pages take the answers themselves from privacy.json.
 
 **Guarantees.** Adjacency, sensitivity and δ are those of the account. The ε of an edge is at least what its
 observer learns. It is the ε of a sound bound on μ, or the owner's own ε if that is smaller. Power is at least
@@ -20,6 +20,7 @@ from topdp.plan import Plan
 from topdp.privacy.accounting import FALSE_ALARMS, Account
 from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.privacy.basics.privacy_loss import power_of_point
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.query import Query
 from topdp.privacy.spending_curve import Spending, spending
@@ -88,18 +89,6 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
             values[f"{share:g}"] = min(bounds)
         powers_by_answer[name] = values
     return powers_by_answer
-
-
-def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
-    """Return an upper bound on any attacker's power under (ε, δ), for any noise distribution.
-
-    `false_alarms`: the attacker's false positive rate α.
-    """
-    # power <= e^ε·α + δ and power <= 1 - e^-ε(1 - δ - α): both sides of (ε, δ)-privacy (arXiv:1311.0776)
-    if math.isinf(epsilon):
-        return 1.0
-    upper = math.exp(min(epsilon, 700.0)) * false_alarms + delta
-    return min(1.0, upper, 1 - math.exp(-epsilon) * (1 - delta - false_alarms))
 
 
 def spent_along(

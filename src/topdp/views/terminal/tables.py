@@ -100,11 +100,9 @@ def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions |
         rows.add_row("warning", warning)
     for key, reason in privacy.get("reasons", {}).items():
         rows.add_row(f"ε {answer_words(key)}", f"{epsilon_text(privacy, key)}: {reason}")
-    parts: list[Table | Text] = [rows, _answers(result), _per_agent(config, result)]
-    if groups is not None:
-        parts.append(_coalitions(result, groups))
-    parts.extend(Text(f"{answer_words(key)}: {ANSWERS[key].assumptions}") for key in _asked(result))
-    return parts
+    of_groups = [] if groups is None else [_coalitions(result, groups)]
+    assumptions = (Text(f"{answer_words(key)}: {ANSWERS[key].assumptions}") for key in _asked(result))
+    return [rows, _answers(result), _per_agent(config, result), *of_groups, *assumptions]
 
 
 def _asked(result: Account) -> list[str]:
@@ -191,9 +189,10 @@ def _words(value: object) -> str:
 
 def audit(result: Mapping[str, Any]) -> list[Table | Text]:
     """Return the findings of an audit: lower bounds per kind of canary, proved upper bounds, the verdict."""
+    owner = result["owner"]
     table = uncut(
         "canaries", "μ expected", "μ found", "μ at least", "ε at least", "ε at least, distribution-free",
-        title=f"Agent {result['owner']} audited by {result['observer']}", title_justify="left",
+        title=f"Agent {owner} audited by {result['observer']}", title_justify="left",
         caption=f"all at once with {result['confidence']:.4g} confidence; δ = {result['delta']:g}; "
         f"seen: {result['sees']}",
     )  # fmt: skip
@@ -207,11 +206,7 @@ def audit(result: Mapping[str, Any]) -> list[Table | Text]:
     proved = uncut("", "ε")
     for name, value in proved_bounds.items():
         if result["status"][name] != "not asked":
-            label = (
-                "proved for this observer"
-                if name == "proved"
-                else f"agent {result['owner']}: {answer_words(name)}"
-            )
+            label = "proved for this observer" if name == "proved" else f"agent {owner}: {answer_words(name)}"
             proved.add_row(label, _or_none(value, result["status"][name]))
     return [table, proved, Text(result["verdict"])]
 
