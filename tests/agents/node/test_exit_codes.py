@@ -122,7 +122,7 @@ def test_a_manifest_contains_the_requested_largest_norm(site):
     ("more", "words"),
     [
         (["--epsilon", "-1"], "--epsilon: expected a finite number"),
-        (["--live-pairing"], "expected a manifest with method.mode = async"),
+        (["--live-pairing"], "expected method.mode = async"),
         (["--listen", "nonsense"], "Expected an address"),
         (["--metrics", "99999"], "--metrics"),
     ],
