@@ -154,9 +154,10 @@ def load_identity(folder: Path) -> Identity:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
         raise IdentityError(f"Expected a private key in {path}, but: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, KEY_CURVE)):
         raise IdentityError(
-            f"Expected a P-256 key in {path}, got another kind of key. Make one with `topdp agent init`."
+            f"Expected a P-256 key in {path}, got another kind of key. Move {path} away and make a new "
+            "identity with `topdp agent init`, or name another --identity folder."
         )
     card = read_card(folder / CARD_FILE)
     certificate = read_text(folder / CERTIFICATE_FILE)
