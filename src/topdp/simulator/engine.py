@@ -82,7 +82,7 @@ class Intervention:
 def supports(plan: Plan, tampered: bool = False) -> str | None:
     """Return None if an engine can execute `plan`, and otherwise the reason why it cannot.
 
-    `tampered`: whether hostile agents change rows.
+    `tampered`: whether hostile agents change rows, which they cannot do in a plan that rounds rows.
     """
     if tampered and Capability.ROUNDED_ROWS in plan.needs:
         return f"{plan.needs[Capability.ROUNDED_ROWS]}, of which none is rounded if agents are hostile"

@@ -126,8 +126,8 @@ class RequestHandlers:
     def _handle_gap(self, peer: str, round: int) -> None:
         """Handle a row that arrives before an earlier one, which this ledger may have lost.
 
-        A greeting requests the earlier row again. If the neighbour still omits it, it will never send it, and
-        is quarantined.
+        A greeting asks `peer` for the earlier row again. If `peer` omits the same row MAX_GAPS times, and has
+        reported which rows of this agent it has, this agent quarantines it.
         """
         owed, times = self.peers.inbox.expected(peer), 1
         if self._gaps.get(peer, (None, 0))[0] == owed:
