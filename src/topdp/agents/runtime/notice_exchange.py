@@ -111,9 +111,10 @@ class NoticeExchange:
                 return ReplyCode.NOT_A_STATEMENT, words
             if self.store.add(notice) == "another" and notice.about == RUN_KEY and not self.has_begun:
                 raise TrustError(
-                    f"Expected one key of {notice.author} for this run, got two that it has signed: it "
-                    "contradicts itself, has lost its state folder, or a key of an earlier run was replayed. "
-                    "Nothing was sent. Start all agents again with new state folders, or without it."
+                    f"Expected one key of {notice.author} for this run, got two signed ones: {notice.author} "
+                    "started twice or lost its state folder, or somebody replayed a key of an earlier run. "
+                    "No row was sent from this ledger. Start all agents again with new state folders, or "
+                    f"make a manifest without {notice.author}."
                 )
         return ReplyCode.OK, ""
 

@@ -203,7 +203,8 @@ class Link:
             if self._pings > MAX_PINGS:
                 raise LinkEnded("flood", f"expected at most {MAX_PINGS} pings at a time")
         else:
-            raise LinkEnded("protocol", f"expected a request, response, chunk, receipt or ping, got {kind}")
+            words = f"expected a request, response, chunk, receipt or ping, got {kind or 'an unknown frame'}"
+            raise LinkEnded("protocol", f"{words}: the peer runs another version of topdp, or other software")
 
     def _accept_request(self, head: wire.Request) -> None:
         if head.id != self._peers_last_id + 1:
