@@ -15,7 +15,7 @@ from collections import Counter
 from typing import final
 
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
+from topdp.agents.runtime.peer_contacts import MAX_OMISSIONS_OF_A_ROW, PeerContacts
 from topdp.agents.wire.link_limits import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import Message, MessageKind, ReplyCode, Unreachable
@@ -123,7 +123,7 @@ class OutboxSender:
             self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:
             self.peers.greet_again(peer)  # its reply may contain its last notices
-        elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MAX_GAPS:
+        elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MAX_OMISSIONS_OF_A_ROW:
             self._gaps[peer] += 1
             self.peers.greet_again(peer)  # it reports what it lacks, perhaps rows that it had acknowledged
         elif reply.code not in (ReplyCode.LATER, ReplyCode.FAILED):

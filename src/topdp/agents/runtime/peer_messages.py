@@ -17,7 +17,7 @@ from topdp.agents.wire.row_payload import PayloadError
 
 MAX_GREETING_BYTES = 4096
 MAX_HANDOVER_HEAD_BYTES = 500
-MAX_STATEMENTS = 2**31
+MAX_NOTICES = 2**31
 Term = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 OptionalDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 HexSignature = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$", max_length=2 * MAX_SIGNATURE_BYTES)]
@@ -52,7 +52,7 @@ class Greeting:
     seen_signature: HexSignature  # the neighbour's signature under that row
     sent: OptionalRound  # the highest round with a row for the neighbour
     sent_digest: OptionalDigest
-    statements: Annotated[int, Field(ge=-1, le=MAX_STATEMENTS)] = 0  # number of notices in the ledger
+    statements: Annotated[int, Field(ge=-1, le=MAX_NOTICES)] = 0  # number of notices in the ledger
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
