@@ -242,7 +242,7 @@ def forwarded_by_bob(made, *bodies):
     async def scene():
         agent, task = await alone(made, 0, Wire())
         replies = [
-            await agent.requests.handle("bob", Message.of(MessageKind.NEWS, 1, body)) for body in bodies
+            await agent.requests.handle("bob", Message.of(MessageKind.NOTICES, 1, body)) for body in bodies
         ]
         standing = agent.ledger.quarantined("bob")
         agent.stop()
@@ -315,7 +315,7 @@ def test_an_agent_that_gives_its_neighbours_different_keys_is_named_and_nothing_
         await asyncio.sleep(0.1)
         for agent in agents:
             if agent.name in stories:
-                news = Message.of(MessageKind.NEWS, 1, encode_notices([stories[agent.name]]))
+                news = Message.of(MessageKind.NOTICES, 1, encode_notices([stories[agent.name]]))
                 await agent.requests.handle("eve", news)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for agent in agents:

@@ -100,7 +100,7 @@ class NoticeExchange:
         try:
             notices = decode_notices(body, self._max_notices * len(self.manifest.names))
         except NoticeError:
-            return ReplyCode.NOT_A_STATEMENT, "sent bytes that are no statements"
+            return ReplyCode.NOT_A_STATEMENT, "sent bytes that are no notices"
         for notice in notices:
             if self.store.text(notice.author, notice.run, notice.about) == notice.text:
                 continue  # stored before, when its signature was verified
@@ -129,7 +129,7 @@ class NoticeExchange:
         except ValueError as error:
             return str(error)
         return (
-            "" if self.store.count(notice.author) < self._max_notices else "too many statements of that agent"
+            "" if self.store.count(notice.author) < self._max_notices else "too many notices of that agent"
         )
 
     def _check_agreed(self, notice: Notice) -> None:

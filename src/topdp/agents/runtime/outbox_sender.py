@@ -96,7 +96,7 @@ class OutboxSender:
             return Message.of(MessageKind.CARD, *card)
         notices = self.notices.next_unsent(peer) if self.notices else None
         if notices is not None:
-            return Message.of(MessageKind.NEWS, *notices)
+            return Message.of(MessageKind.NOTICES, *notices)
         waiting = self.rounds_owed(peer)
         if waiting:
             round, body = waiting[0], self.ledger.body(peer, waiting[0])
@@ -116,7 +116,7 @@ class OutboxSender:
             self.peers.acknowledge(peer, message.round)
         elif message.kind is MessageKind.CARD:
             self.peers.card_updates.record_reply(peer, message.round, reply)
-        elif reply.ok and message.kind is MessageKind.NEWS:
+        elif reply.ok and message.kind is MessageKind.NOTICES:
             assert self.notices is not None
             self.notices.note_acknowledged(peer, message.round)
         elif reply.ok:

@@ -36,7 +36,7 @@ class RequestHandlers:
             MessageKind.CARD: self._card,
         }
         if self.notices is not None:
-            peers.handlers[MessageKind.NEWS] = self._news
+            peers.handlers[MessageKind.NOTICES] = self._notices
 
     async def handle(self, peer: str, message: Message) -> Reply:
         """Return the reply to one request of an authenticated peer."""
@@ -57,7 +57,7 @@ class RequestHandlers:
             is_greeting = message.kind is MessageKind.HELLO
             notices = self.notices.parting_notices(peer) if is_greeting and self.notices else b""
             return replace(self._refuse(peer, ReplyCode.GONE, message), body=notices)
-        is_notice = message.kind in (MessageKind.NEWS, MessageKind.CARD)  # has a number instead of a round
+        is_notice = message.kind in (MessageKind.NOTICES, MessageKind.CARD)  # has a number instead of a round
         if not -1 <= message.round <= (MAX_NOTICES if is_notice else self.peers.last_round):
             return self._refuse(peer, ReplyCode.UNKNOWN_ROUND, message)
         if message.kind is not MessageKind.HELLO:  # a greeting may have other terms
@@ -145,7 +145,7 @@ class RequestHandlers:
         self.peers.changed.set()
         return Reply(ReplyCode.OK)
 
-    async def _news(self, peer: str, message: Message) -> Reply:
+    async def _notices(self, peer: str, message: Message) -> Reply:
         return self.peers.take_notices(peer, message.body)
 
     async def _card(self, peer: str, message: Message) -> Reply:
