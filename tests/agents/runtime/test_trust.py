@@ -244,8 +244,8 @@ def words_of(made, agent):
     yield MessageKind.HELLO, 0, greeting
     yield MessageKind.NOTICES, 1, [statement(made)]
     for kind in (MessageKind.ROW, MessageKind.BYE, MessageKind.PROPOSE, MessageKind.COMMIT):
-        yield kind, 0, [0, "meeting", ""]
-    yield MessageKind.RESOLVE, 0, "meeting"
+        yield kind, 0, [0, "exchange", ""]
+    yield MessageKind.RESOLVE, 0, "exchange"
 
 
 def packed(kind, tree, body):
