@@ -174,11 +174,11 @@ def train(
         topology, shards = single(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
     with runs.prepared_folder(new):
-        place = choose_device(device)
+        chosen_device = choose_device(device)
         feature_map = own_features or named_features(config)
         if feature_map is not None:
-            shards = featured_shards.of_shards(shards, feature_map, place, progress)
-        parts = Assembly.given(RunOutline.of(config, topology), model, shards, place, task)
+            shards = featured_shards.of_shards(shards, feature_map, chosen_device, progress)
+        parts = Assembly.given(RunOutline.of(config, topology), model, shards, chosen_device, task)
         job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
     if new is not None:
         begun = runs.new_run_folder(new, job)

@@ -191,8 +191,8 @@ class Engine(Simulation):
     def reported(self, state: State) -> Tensor:
         if self.plan.reported is None or state.releases == 0:
             return self.estimates(state)
-        place = self.layout.place_made(state.releases - 1)[self.plan.reported[self.layout.agents]]
-        return self.buffers.copy_of(state.rows[torch.from_numpy(place)], self.buffers.stored)
+        position = self.layout.place_made(state.releases - 1)[self.plan.reported[self.layout.agents]]
+        return self.buffers.copy_of(state.rows[torch.from_numpy(position)], self.buffers.stored)
 
     def advance(self, state: State, at_most: int = 1) -> State:
         """Return the state after the next release. This engine makes only one release per call."""
@@ -363,8 +363,8 @@ class Engine(Simulation):
     def _with_agent_numbers(self, state: State, error: DivergedError) -> DivergedError:
         """Return an error with the numbers of the agents in the plan; with `copies`, return `error`."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
-        bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
-        return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
+        diverged = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
+        return divergence_error(self.layout.agents[diverged].tolist()) if self.copies == 1 else error
 
     @contextmanager
     def _layer_randomness(self, round: int) -> Iterator[None]:

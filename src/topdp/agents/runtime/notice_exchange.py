@@ -128,9 +128,7 @@ class NoticeExchange:
             check(notice)
         except ValueError as error:
             return str(error)
-        return (
-            "" if self.store.count(notice.author) < self._max_notices else "too many notices of that agent"
-        )
+        return "" if self.store.count(notice.author) < self._max_notices else "too many notices of that agent"
 
     def _check_agreed(self, notice: Notice) -> None:
         if notice.about != KEYS_AGREED or notice.text or not notice.run:

@@ -274,8 +274,8 @@ class Link:
             await asyncio.sleep(self.rules.idle_timeout / CHECKS_PER_TIMEOUT)
             self._pings = 0
             if (item := self._stalls.stalled_item()) is not None:
-                kind, place = ("silent", "") if item == "link" else ("stalled", f" in {item}")
-                self.cut(kind, f"nothing moved for {self.rules.idle_timeout:g} s{place}")
+                kind, suffix = ("silent", "") if item == "link" else ("stalled", f" in {item}")
+                self.cut(kind, f"nothing moved for {self.rules.idle_timeout:g} s{suffix}")
             if not self._writer.is_writing:
                 self._spawn(self._writer.write(wire.Frame(ping=wire.Ping())))
 
