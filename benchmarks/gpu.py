@@ -391,11 +391,14 @@ def mixing(quick: bool, results: Results, violations: list[str]) -> None:
     for lanes in (128, 256, 512):
         for warps in (2, 4, 8):
             with (
-                mock.patch.object(row_mixing_cuda, "LANES", lanes),
-                mock.patch.object(row_mixing_cuda, "WARPS", warps),
+                mock.patch.object(row_mixing_cuda, "LANES_PER_PROGRAM", lanes),
+                mock.patch.object(row_mixing_cuda, "WARPS_PER_PROGRAM", warps),
             ):
                 floor_multiple = median_seconds(lambda: mixer(work)) / floor
-            is_default = (lanes, warps) == (row_mixing_cuda.LANES, row_mixing_cuda.WARPS)
+            is_default = (lanes, warps) == (
+                row_mixing_cuda.LANES_PER_PROGRAM,
+                row_mixing_cuda.WARPS_PER_PROGRAM,
+            )
             name = f"mixing and noise, {lanes} lanes, {warps} warps" + (" (as it is)" if is_default else "")
             aim = 1.5 if is_default else None
             say(results, name, floor_multiple, "floors", aim, note if is_default else "")
@@ -498,7 +501,7 @@ def compile_kernels() -> int:
     rows = {"out": floats, "before": floats, "gradient": floats, "slot": integers, "weight": floats,
             "owner": integers, "step": floats, "key": integers, "draw": integers, "std": floats}  # fmt: skip
     sizes = dict.fromkeys(("first", "agents", "round", "d", "out_row", "before_row", "gradient_row"), integer)
-    mixing_constants = {"W": 5, "V": 1, "LANES": row_mixing_cuda.LANES}
+    mixing_constants = {"W": 5, "V": 1, "LANES": row_mixing_cuda.LANES_PER_PROGRAM}
     # The kernel, the types of its arguments, and its compile-time constants.
     kernels = {
         "mixing by a clock": (

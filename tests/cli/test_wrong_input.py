@@ -197,15 +197,15 @@ class Pairs(torch.utils.data.Dataset):
 
 
 WRONG_SHARDS = {
-    "loader": (lambda: torch.utils.data.DataLoader(Pairs()), "a DataLoader", "from_torch"),
-    "dataset": (Pairs, "a Pairs", "from_torch"),
-    "loaders": (lambda: [torch.utils.data.DataLoader(Pairs())], "a list of DataLoader", "from_torch"),
-    "pairs": (lambda: [(np.zeros((2, 16)), np.zeros(2))], "a list of tuple", "from_arrays"),
-    "array": (lambda: np.zeros((2, 16)), "a ndarray", "from_arrays"),
-    "tensor": (lambda: torch.zeros(2, 16), "a Tensor", "from_arrays"),
-    "none": (lambda: None, "a NoneType", "from_arrays"),
-    "dictionary": (lambda: {"x": 1}, "a dict", "from_arrays"),
-    "empty": (list, "a list", "from_arrays"),
+    "loader": (lambda: torch.utils.data.DataLoader(Pairs()), "DataLoader", "from_torch"),
+    "dataset": (Pairs, "Pairs", "from_torch"),
+    "loaders": (lambda: [torch.utils.data.DataLoader(Pairs())], "list of DataLoader", "from_torch"),
+    "pairs": (lambda: [(np.zeros((2, 16)), np.zeros(2))], "list of tuple", "from_arrays"),
+    "array": (lambda: np.zeros((2, 16)), "ndarray", "from_arrays"),
+    "tensor": (lambda: torch.zeros(2, 16), "Tensor", "from_arrays"),
+    "none": (lambda: None, "NoneType", "from_arrays"),
+    "dictionary": (lambda: {"x": 1}, "dict", "from_arrays"),
+    "empty": (list, "list", "from_arrays"),
 }
 
 
@@ -226,7 +226,7 @@ def test_shards_are_accepted():
     ("settings", "expected_words"),
     [
         ({"device": None}, "--device: expected auto, cpu, cuda or cuda:N, got None"),
-        ({"out": 3}, "Expected out to be the path of a folder, got a int"),
+        ({"out": 3}, "Expected out to be the path of a folder, got int"),
         ({"progress": 3}, "Expected progress to be a function of"),
     ],
 )

@@ -174,12 +174,12 @@ def test_the_error_for_a_loader_names_the_right_constructor() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
     assert Shards.from_torch([loader, loader.dataset], test=loader).counts == (4, 4)
     for one in (loader, loader.dataset):
-        with pytest.raises(DataError, match=r"agent 0: .* got a \w+\. Use Shards.from_torch"):
+        with pytest.raises(DataError, match=r"agent 0: .* got \w+\. Use Shards.from_torch"):
             Shards.from_arrays([one])  # type: ignore[list-item]
     for given in (loader, loader.dataset, torch.zeros(3), 5, zip([1], [2], strict=True)):
-        with pytest.raises(DataError, match="Expected a list with the records of each agent, got a"):
+        with pytest.raises(DataError, match="Expected a list with the records of each agent, got "):
             Shards.from_arrays(given)  # type: ignore[arg-type]
-        with pytest.raises(DataError, match="Expected a list with the records of each agent, got a"):
+        with pytest.raises(DataError, match="Expected a list with the records of each agent, got "):
             Shards.from_torch(given)  # type: ignore[arg-type]
 
 

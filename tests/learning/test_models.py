@@ -130,8 +130,8 @@ def test_the_fix_builds_and_is_accepted():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.ReLU(), "parameters to train, got none"),
-        (nn.Linear(2, 2).requires_grad_(False), "parameters to train, got none"),
+        (nn.ReLU(), "that require gradients, got none"),
+        (nn.Linear(2, 2).requires_grad_(False), "that require gradients, got none"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "one real floating-point type"),
         (nn.Linear(2, 2, dtype=torch.complex64), "one real floating-point type"),
         (nn.Linear(2, 2, dtype=torch.float16), "float32 or float64"),

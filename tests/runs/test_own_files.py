@@ -152,7 +152,7 @@ def test_train_accepts_frames_and_a_networkx_graph(place: Path) -> None:
     schema = {"target": "spam", "classes": ["n", "y"], "text": {"column": "note", "length": 4}}
     text = topdp.Shards.from_frames(notes, schema=schema)
     assert text.inputs.dtype == torch.int64 and text.inputs.shape == (2, 8, 4)
-    with pytest.raises(DataError, match="Expected a list with the records of each agent, got a DataFrame"):
+    with pytest.raises(DataError, match="Expected a list with the records of each agent, got DataFrame"):
         topdp.Shards.from_frames(frames[0], schema="schema.toml")  # type: ignore[arg-type]
 
 

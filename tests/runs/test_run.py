@@ -448,9 +448,9 @@ def test_a_validation_share_without_records_is_rejected(small):
 @pytest.mark.parametrize(
     ("place", "wrong", "message"),
     [
-        (0, lambda x: x, "to be a .*, got a function"),
-        (1, [1, 2], "to be a Shards, got a list of int. Make it with .*from_arrays"),
-        (2, [(0, 1)], "Expected a graph: .* got a list"),
+        (0, lambda x: x, "to be a .*, got function"),
+        (1, [1, 2], "to be a Shards, got list of int. Make it with .*from_arrays"),
+        (2, [(0, 1)], "Expected a graph: .* got list"),
         (2, "ring", r"got the name of a family, 'ring'.* topdp.topology.ring\(agents\)"),
     ],
 )

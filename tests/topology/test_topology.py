@@ -336,7 +336,7 @@ def test_describe_returns_the_numbers_of_the_graph_as_json() -> None:
         (lambda: from_edges([(0, 1), (1, 5)], 3), r"from 0 to 2, got the edge \(1, 5\)"),
         (lambda: from_edges([(0, 1), (1, -1)]), r"from 0 to 1, got the edge \(1, -1\)"),
         (lambda: from_edges([(0, 1), (1, 1)]), "Expected no self loops, got one at agent 1"),
-        (lambda: from_edges([(0, 1), (2, 3)]), r"got 2 components: \{0, 1\}, \{2, 3\}\. Connect them"),
+        (lambda: from_edges([(0, 1), (2, 3)]), r"got 2 components: \{0, 1\}, \{2, 3\}\. Add edges"),
         (lambda: from_edges([(0, 1)], 3), r"got 2 components: \{0, 1\}, \{2\}"),
         (lambda: Topology("x", np.zeros((2, 3))), r"Expected a square adjacency matrix, got shape \(2, 3\)"),
         (lambda: Topology("x", [[0, 2], [2, 0]]), r"got 2\. Edges have no weights"),

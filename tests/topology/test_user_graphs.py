@@ -62,8 +62,8 @@ def test_weights_are_rejected_unless_ignored() -> None:
         (nx.Graph([(0, "a")]), "Expected nodes that can be sorted"),
         (nx.Graph([("1", "2"), ("2", "3")]).subgraph(["1"]), "at least 2 agents, got 1"),
         (nx.empty_graph(3), "got one without edges"),
-        ([(0, 1)], "Expected a graph: .* got a list"),
-        (3, "got a int"),
+        ([(0, 1)], "Expected a graph: .* got list"),
+        (3, "got int"),
     ],
 )
 def test_unsuitable_graphs_are_rejected_with_the_reason(graph: Any, message: str) -> None:

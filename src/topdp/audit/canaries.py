@@ -168,9 +168,9 @@ def canary_count(
 
 
 def _residue_classes(owner: int, batches: Sequence[Batches], seed: int, classes: int) -> Ints:
-    """Return the residue class of each record, [records], or -1 if no round uses the record.
+    """Return for each record the number of the round, within a cycle, that uses it [records].
 
-    All are 0 if every round uses all records or random records.
+    The number is -1 if no round uses the record. With full or Poisson batches, all are 0.
     """
     if batches[owner].period == 1:
         return np.zeros(batches[owner].records, np.int64)

@@ -139,8 +139,8 @@ def recorded_rounds(
             for row, value in received.items():
                 values[row] = value
         if len(missing := np.flatnonzero(np.isnan(values).any(axis=1) & this.exists)):
-            which = f"row {missing[0]} of agent {plan.owner[missing[0]]}"
-            raise AuditError(f"Expected all rows of round {r} in the recordings, got none for {which}.")
+            missing_row = f"row {missing[0]} of agent {plan.owner[missing[0]]}"
+            raise AuditError(f"Expected all rows of round {r} in the recordings, got none for {missing_row}.")
         gradients = np.zeros((plan.agents, len(canaries)))
         for i, recording in enumerate(recordings):
             gradient = recording.gradient(r)

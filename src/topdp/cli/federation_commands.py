@@ -165,7 +165,7 @@ def demo(
     """
     expect_agents_installed()
     settings = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
-    place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
+    out_folder = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
     with show_progress(err, "federation", "loading torch") as progress:
         from topdp.agents.development import child_processes
 
@@ -175,7 +175,7 @@ def demo(
         smaller = demos.parse_budgets(budgets or [], agents)
         progress("planning")
         result = demos.run(
-            settings, place, seeded, smaller, progress.announce, rehearse=rehearse, relay=relay
+            settings, out_folder, seeded, smaller, progress.announce, rehearse=rehearse, relay=relay
         )
     if as_json:
         print_json(result)
@@ -194,4 +194,4 @@ def demo(
     show(f"Time per round, mean over agents: {times}")
     scores = result["metrics"] or {}
     words = [f"{name} {metric_text(name, scores[name]['mean'])}" for name in metric_names(scores)]
-    show(f"{', '.join(words) or NO_TEST_RECORDS}; everything is in {place}")
+    show(f"{', '.join(words) or NO_TEST_RECORDS}; everything is in {out_folder}")

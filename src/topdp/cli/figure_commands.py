@@ -79,8 +79,8 @@ def reproduce(
     """
     if not minutes >= 0:
         raise ConfigError(f"--minutes: expected a number >= 0, got {minutes}.")
-    place = folder or Path("reproduction-quick" if quick else "reproduction")
-    how = f"the same command; finished runs are in {place}."
+    out_folder = folder or Path("reproduction-quick" if quick else "reproduction")
+    how = f"the same command; finished runs are in {out_folder}."
     with show_progress(err, "reproduce", "loading torch") as progress, continue_with(how):
         from topdp.experiments import reproduce
         from topdp.experiments.lenses import FULL_SCALE, QUICK_SCALE
@@ -91,12 +91,14 @@ def reproduce(
         scale = QUICK_SCALE if quick else FULL_SCALE
         if redraw:
             progress("drawing")
-            done = reproduce.redraw(names, lenses, scale, place)
+            done = reproduce.redraw(names, lenses, scale, out_folder)
         else:
             named = str(choose_device(device))
-            done = reproduce.reproduce(names, lenses, scale, named, place, progress.announce, 60 * minutes)
-    facts = {"out": str(place), **asdict(done)}
+            done = reproduce.reproduce(
+                names, lenses, scale, named, out_folder, progress.announce, 60 * minutes
+            )
+    facts = {"out": str(out_folder), **asdict(done)}
     verdicts = [tables.verdicts(facts["verdicts"])] if done.verdicts else []
     quick_remark = [reproduce.QUICK_REMARK] if quick else []
-    where = f"Figures, numbers and verdicts are in {place}"
+    where = f"Figures, numbers and verdicts are in {out_folder}"
     print_result(as_json, facts, *verdicts, *quick_remark, where)

@@ -121,8 +121,8 @@ def stop(
     facts = _wait_until(state, lambda facts: facts["process"] == "not running", timeout)
     if facts["process"] != "not running":
         raise Interrupted(
-            f"Process {process} has not ended within {timeout:g} s ({facts['process']}). To kill it: "
-            f"kill -9 {process}. The ledger keeps all charges."
+            f"Expected process {process} to end within {timeout:g} s, but it is {facts['process']}. Wait "
+            f"longer with --timeout, or end it with `kill -9 {process}`; the ledger keeps all charges."
         )
     _print_order(facts, "has ended", as_json, was_running=True)
 

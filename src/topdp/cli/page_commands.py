@@ -32,19 +32,19 @@ def report(
         from topdp.views.pages.report_page import write_report
         from topdp.views.pages.run_facts import run_facts
 
-        place = file or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+        report_file = file or (runs[0] if len(runs) == 1 else Path()) / "report.html"
         folders = runs_in(runs)
-        expect_ours(place)  # before the work, so that an error comes at once
+        expect_ours(report_file)  # before the work, so that an error comes at once
         facts = []
         for number, folder in enumerate(folders, 1):
             progress(f"reading run {number} of {len(folders)}")
             facts.append(run_facts(folder))
         progress("writing")
-        write_report(place, facts)
+        write_report(report_file, facts)
     print_result(
         as_json,
-        {"file": str(place), "runs": [str(folder.path) for folder in folders]},
-        f"The report is {place}",
+        {"file": str(report_file), "runs": [str(folder.path) for folder in folders]},
+        f"The report is {report_file}",
     )
 
 

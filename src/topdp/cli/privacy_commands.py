@@ -240,10 +240,10 @@ def audit(
                 prepared = audits.of_run(wanted, request, device, progress)
             else:
                 prepared = audits.of_config(wanted, request, device, progress)
-            place = folder or options.new_folder("audits", prepared.config)
+            out_folder = folder or options.new_folder("audits", prepared.config)
             title = heading([prepared.config], [prepared.agents])
-            details = write_audit(prepared.execute(progress), place, title)
-    print_result(as_json, details, *tables.audit(details), f"Results are in {place}")
+            details = write_audit(prepared.execute(progress), out_folder, title)
+    print_result(as_json, details, *tables.audit(details), f"Results are in {out_folder}")
 
 
 def calibrate(

@@ -69,9 +69,9 @@ def run(
         if on_ranks:
             from topdp.runs.ranked_run import run_on_ranks
 
-            place = resume or folder
-            assert place is not None
-            result = run_on_ranks(wanted, place, device, progress)
+            out_folder = resume or folder
+            assert out_folder is not None
+            result = run_on_ranks(wanted, out_folder, device, progress)
             if result is None:
                 return  # rank 0 prints the result
         elif wanted is None:
@@ -106,10 +106,10 @@ def compare(
         name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
         for name in dict.fromkeys(part.strip() for part in methods.split(","))
     }
-    place = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
-    how = f"the same command and --out {place}"
+    out_folder = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
+    how = f"the same command and --out {out_folder}"
     if seeds > 1:
-        _compare_seeds(wanted, seeds, place, device, as_json, how)
+        _compare_seeds(wanted, seeds, out_folder, device, as_json, how)
         return
     results: dict[str, Result] = {}
     with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
@@ -121,11 +121,11 @@ def compare(
         # An error in the last method is reported before the first one runs.
         outlines = {name: RunOutline.of(method) for name, method in wanted.items()}
         for name, outline in outlines.items():
-            results[name] = runs.run_or_continue(outline, place / name, device, titled(progress, name))
+            results[name] = runs.run_or_continue(outline, out_folder / name, device, titled(progress, name))
         progress("drawing")
         title = heading(list(wanted.values()), [next(iter(results.values())).plan.agents])
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
-        picture = curves(evaluated, place / "compare.png", title) if evaluated else None
+        picture = curves(evaluated, out_folder / "compare.png", title) if evaluated else None
     summaries = {name: result.summary() for name, result in results.items()}
     of_plan: dict[str, list[str]] = {}  # the methods of each plan, by its digest
     for name, result in results.items():
@@ -136,7 +136,7 @@ def compare(
         if len(names) > 1
     ]
     figure = [] if picture is None else [f"The figure is {picture}"]
-    facts = {"out": str(place), "methods": summaries}
+    facts = {"out": str(out_folder), "methods": summaries}
     print_result(as_json, facts, *tables.runs(summaries), *equal, *figure)
 
 
@@ -240,8 +240,8 @@ def sweep(
     _expect_executor(executor, machines, device)
     if resume is None:
         base = config.read(file, preset, changes).to_toml()
-    place = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
-    how = f"topdp sweep --resume {place}"
+    out_folder = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
+    how = f"topdp sweep --resume {out_folder}"
     if executor == "ray":
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
     with show_progress(err, "sweep", "loading torch") as progress, options.continue_with(how):
@@ -249,7 +249,7 @@ def sweep(
         from topdp.runs import sweep_grid
 
         if base is None:
-            request = sweeps.SweepRequest.read(place)
+            request = sweeps.SweepRequest.read(out_folder)
         else:
             request = sweeps.SweepRequest(base, tuple(map(sweep_grid.Axis.of, over or [])), seeds)
         points = sweep_grid.resolved_points(request.points())
@@ -260,9 +260,9 @@ def sweep(
             progress("joining the cluster")
             joined = ray_cluster(address, cpus or 1, gpus or 0.0)
         with joined as cluster:
-            request.keep(place)
-            sweeps.run_all(points, place, device, progress, how, cluster)
-    _show_points(points, place, as_json, along_rounds=False)
+            request.keep(out_folder)
+            sweeps.run_all(points, out_folder, device, progress, how, cluster)
+    _show_points(points, out_folder, as_json, along_rounds=False)
 
 
 def _expect_executor(executor: str, options: Mapping[str, object], device: str) -> None:

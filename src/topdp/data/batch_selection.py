@@ -129,9 +129,9 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
     indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for agent, batch in enumerate(batches):
         order = stream(seed, "cycle", agent).permutation(batch.records)
-        turn, place = np.divmod(np.arange(batch.records), batch.divisor)
-        indices[agent, turn, place] = order
-        weights[agent, turn, place] = 1
+        turn, position = np.divmod(np.arange(batch.records), batch.divisor)
+        indices[agent, turn, position] = order
+        weights[agent, turn, position] = 1
     return (
         torch.from_numpy(indices).to(device),
         torch.from_numpy(weights).to(device),

@@ -61,17 +61,19 @@ def check_labels(labels: AnyArray, what: str, classes: int | None = None) -> Int
     if labels.ndim != 1:
         raise DataError(f"{what}: expected labels of shape [records], got shape {labels.shape}.")
     if labels.dtype.kind == "f":
-        bad = np.flatnonzero(~(np.isfinite(labels) & (labels == np.floor(labels))))
-        if len(bad):
-            raise DataError(f"{what}: expected integer labels, got {labels[bad[0]]} at index {bad[0]}.")
+        invalid = np.flatnonzero(~(np.isfinite(labels) & (labels == np.floor(labels))))
+        if len(invalid):
+            raise DataError(
+                f"{what}: expected integer labels, got {labels[invalid[0]]} at index {invalid[0]}."
+            )
     whole = labels.astype(np.int64)
     wrong = whole < 0 if classes is None else (whole < 0) | (whole >= classes)
-    bad = np.flatnonzero(wrong)
-    if len(bad):
+    invalid = np.flatnonzero(wrong)
+    if len(invalid):
         expected = "of at least 0" if classes is None else f"in 0..{classes - 1}"
         raise DataError(
-            f"{what}: expected labels {expected}, got {whole[bad[0]]} at index {bad[0]} "
-            f"({len(bad)} such labels)."
+            f"{what}: expected labels {expected}, got {whole[invalid[0]]} at index {invalid[0]} "
+            f"({len(invalid)} such labels)."
         )
     return whole
 
@@ -113,10 +115,10 @@ def _expect_finite(values: AnyArray, what: str, name: str) -> None:
             return
         values = values.astype(np.float64)
         fine = (values >= -_MAX_FLOAT32) & (values <= _MAX_FLOAT32)
-    bad = np.flatnonzero(~fine.reshape(len(values), -1).all(axis=1))
+    invalid = np.flatnonzero(~fine.reshape(len(values), -1).all(axis=1))
     raise DataError(
         f"{what}: expected finite {name} (in float32), got NaN, infinite or too large numbers in "
-        f"{len(bad)} records, the first at index {bad[0]}. Remove or repair these records."
+        f"{len(invalid)} records, the first at index {invalid[0]}. Remove or repair these records."
     )
 
 

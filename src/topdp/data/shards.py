@@ -270,7 +270,7 @@ def _expect_sequence(agents: Any) -> None:
         agents, Sequence
     ):
         raise DataError(
-            f"Expected a list with the records of each agent, got a {type(agents).__name__}. For one agent "
+            f"Expected a list with the records of each agent, got {type(agents).__name__}. For one agent "
             "give [records]; for several agents split the records."
         )
     if not agents:
@@ -313,7 +313,7 @@ def _classes(targets: Sequence[AnyArray]) -> int | None:
 def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[AnyArray, AnyArray]:
     if isinstance(pair, TorchDataset | DataLoader):
         raise DataError(
-            f"{what}: expected a pair (inputs, targets) of arrays, got a {type(pair).__name__}. Use "
+            f"{what}: expected a pair (inputs, targets) of arrays, got {type(pair).__name__}. Use "
             "Shards.from_torch for it."
         )
     try:
@@ -321,7 +321,7 @@ def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[An
     except (TypeError, ValueError):
         length = f" of length {len(pair)}" if isinstance(pair, Sized) else ""
         raise DataError(
-            f"{what}: expected a pair (inputs, targets) of arrays, got a {type(pair).__name__}{length}."
+            f"{what}: expected a pair (inputs, targets) of arrays, got {type(pair).__name__}{length}."
         ) from None
     try:
         inputs, targets = _as_array(first), _as_array(second)

@@ -104,7 +104,8 @@ def figure_run(
 ) -> RunConfig:
     """Return the configuration of one run of a figure. Under the lens `honest`, σ is calibrated later.
 
-    `decay`: (factor γ, period in epochs) of the noise. `topology`: settings that replace the random graph.
+    `decay`: the factor γ by which the noise decays, and the period in epochs of the paper's run. `topology`:
+    settings that replace the random graph.
     """
     scale = scale.of(data)
     agents = scale.agents if agents is None else round(agents * scale.agents / 30)

@@ -45,7 +45,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError(f"got a {type(content).__name__}")
+            raise ValueError(f"got {type(content).__name__}")
     except (OSError, ValueError) as error:
         raise InputError(
             f"Expected a JSON object in {file}, but: {error}. Remove the file, or choose another --out."

@@ -144,7 +144,10 @@ class _Climb:
         return sum(case.contender == contender for case, _ in self.accuracies)
 
     def move(self, neighbours: Callable[[Case, Candidate], Iterable[Candidate]], turns: int = 8) -> None:
-        """Move every case to its best neighbour, at most `turns` times, until no case moves."""
+        """Give every case the best of its current setting and the settings in `neighbours`.
+
+        Repeat this until no setting changes, at most `turns` times.
+        """
         for _ in range(turns):
             # The current setting comes first, so that it wins a tie.
             options = {case: (best, *neighbours(case, best)) for case, best in self.best.items()}

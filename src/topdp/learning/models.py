@@ -86,7 +86,10 @@ class FlatModel:
                 slots.append(Slot(name, start, stop, parameter.shape))
                 start = stop
         if not slots:
-            raise InputError("Expected a module with parameters to train, got none. Use requires_grad_().")
+            raise InputError(
+                "Expected a module with parameters that require gradients, got none. Call requires_grad_() "
+                "on the layers to train."
+            )
         if len(dtypes) > 1 or not dtypes <= TRAINABLE_DTYPES:
             raise InputError(
                 "Expected all parameters in one real floating-point type, float32 or float64, got "

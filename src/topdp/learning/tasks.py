@@ -119,13 +119,13 @@ def _labels(targets: Tensor, what: str) -> Tensor:
 
     Raise DataError unless all targets are whole numbers of at least 0.
     """
-    bad = (targets < 0) | (targets != targets.floor()) if targets.is_floating_point() else targets < 0
-    if bool(bad.any()):
-        at = int(bad.flatten(1).any(1).nonzero()[0]) if bad.dim() > 1 else int(bad.nonzero()[0])
-        value = targets[bad][0].item()
+    invalid = (targets < 0) | (targets != targets.floor()) if targets.is_floating_point() else targets < 0
+    if bool(invalid.any()):
+        index = int(invalid.reshape(len(invalid), -1).any(1).nonzero()[0])
+        value = targets[invalid][0].item()
         raise DataError(
             f"{what}: expected labels that are whole numbers of at least 0 for cross-entropy, got {value:g} "
-            f"at index {at}. For real numbers use the loss mse or huber."
+            f"at index {index}. For real numbers use the loss mse or huber."
         )
     return targets.to(torch.int64)
 
@@ -136,15 +136,15 @@ def _numbers(targets: Tensor, what: str) -> Tensor:
 
 def _probabilities(targets: Tensor, what: str) -> Tensor:
     """Return the targets as floating-point numbers; raise DataError unless all are from 0 to 1."""
-    bad = (targets < 0) | (targets > 1)
-    if bool(bad.any()):
+    invalid = (targets < 0) | (targets > 1)
+    if bool(invalid.any()):
         advice = (
             "For one of several classes use the loss cross-entropy, or give one number for each class."
             if not targets.is_floating_point() or bool((targets == targets.floor()).all())
             else "For real numbers use the loss mse or huber."
         )
         raise DataError(
-            f"{what}: expected targets from 0 to 1 for bce, got {targets[bad][0].item():g}. {advice}"
+            f"{what}: expected targets from 0 to 1 for bce, got {targets[invalid][0].item():g}. {advice}"
         )
     return _numbers(targets, what)
 

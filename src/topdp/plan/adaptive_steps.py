@@ -1,6 +1,6 @@
 """Settings of the adaptive steps in a plan: one class for each non-linear optimiser.
 
-`optimised` (optimisers.py) adds the adaptive releases to a plan. `simulator/adaptive_step.py` contains the
+`optimised` (optimisers.py) adds the adaptive steps to a plan. `simulator/adaptive_step.py` contains the
 arithmetic, which simulated runs and real agents share.
 
 **Guarantees.** None by itself. An adaptive step of an agent reads only the agent's own rows. These rows were
@@ -21,9 +21,9 @@ from topdp.base.array_types import Floats
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptiveSteps(ABC):
-    """Base class: the settings of the adaptive releases, which are the releases with `rate` > 0.
+    """Base class: the settings of the adaptive steps, which are the releases with `rate` > 0.
 
-    In an adaptive release, each agent replaces its estimate and its memory rows by functions of these rows.
+    In an adaptive step, each agent replaces its estimate and its memory rows by functions of these rows.
     The sources of an estimate are the estimate and the `memories` memory rows, in this order.
 
     >>> AdamSettings.title, AdamSettings.memories

@@ -83,10 +83,11 @@ class Optimiser:
 
 
 def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
-    """Return `plan` with the memory rows of `optimiser`. `rate` [T+1]: the step sizes that users set.
+    """Return `plan` with `optimiser`: its memory rows, and one adaptive step in each round if it is adaptive.
 
-    `plan` must have the schedule `optimiser.inner(...)`. Raise InputError if the weight decay would change
-    the sign of parameters, or if the optimiser is adaptive and cannot be combined with `plan`.
+    `plan` must have been written with the schedule `optimiser.inner(schedule)`. `rate` [T+1]: the step sizes
+    of `schedule`, which users set. A plain optimiser returns `plan` unchanged. Raise InputError if the weight
+    decay would change the sign of parameters, or if an adaptive optimiser cannot be combined with `plan`.
 
     **Guarantees.** Each row that carries a gradient has the same draws as in `plan`, with the same standard
     deviations per unit of the gradient.
@@ -96,8 +97,10 @@ def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
     >>> schedule = topdp.plan.Schedule(rate=np.full(3, 0.5), noise=np.full(3, 0.5))
     >>> plain = topdp.protocols.PlainSynchronous(0.25).plan(topdp.topology.ring(3), schedule, np.ones(3), 0)
     >>> plan = optimised(plain, Optimiser("momentum"), schedule.rate)
-    >>> plan.rows, plan[2].source[0].tolist(), plan[2].weight[0].tolist()  # own, received, memory
+    >>> plan.rows, plan[2].source[0].tolist(), plan[2].weight[0].tolist()
     (6, [0, 1, 3], [1.15, 0.75, -0.9])
+
+    The three sources are the agent's own row, a received row and a memory row.
     """
     if optimiser.plain:
         return plan

@@ -402,7 +402,8 @@ def _validate_rounded(plan: Plan) -> None:
     linear = {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}
     if reason := unsupported(plan, linear):
         raise PlanError(
-            f"Expected only linear rows in a plan with rows rounded to {plan.rounded}, got {reason}."
+            f"Expected linear mixing and a linear optimiser in a plan with rows rounded to {plan.rounded}, "
+            f'got {reason}. Use train.rows = "model", or choose another optimiser or robust rule.'
         )
 
 

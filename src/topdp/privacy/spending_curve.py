@@ -96,8 +96,9 @@ class Spending:
     def worst_case(self, history: ReleaseHistory) -> float:
         """Return the ε of the releases in `history` if all other agents collude.
 
-        The releases may differ from those of the plan. With Poisson samples, the result is the ε of all
-        planned releases up to the next checkpoint, which include `history`.
+        The releases may differ from those of the plan. With Poisson samples, return the ε of the planned
+        releases up to the first point of the spending curve (`checkpoint`) at or after the last release of
+        `history`. They include the releases in `history`.
         """
         if not history:
             return 0.0

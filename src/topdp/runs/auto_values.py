@@ -87,13 +87,13 @@ def noise_shares(run: ResolvedRun) -> Floats | None:
     protocol = run.protocol
     if not isinstance(protocol, Correlated):
         return None
-    config, alone = run.config, _noise_alone(run, run.analysis, run.schedule)
-    if np.ptp(alone) <= 1e-12 * alone.max():
+    config, noise_alone = run.config, _noise_alone(run, run.analysis, run.schedule)
+    if np.ptp(noise_alone) <= 1e-12 * noise_alone.max():
         return None
     pairs = secret_pairs(protocol.secrets, run.graph, protocol.degree, config.seed)
     if not guarantee_kind(config.privacy.guarantee).relies_on_others:
-        return alone  # all other agents together know the pair noise
-    return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
+        return noise_alone  # all other agents together know the pair noise
+    return _at_ratio(pairs, noise_alone, config.privacy.colluders, protocol.pair_noise)
 
 
 def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Floats:
@@ -138,7 +138,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
     if "auto" not in (c.secrets_degree, c.pair_noise, c.gossip):
         _expect_uncut(config, graph, degrees[0])
         return config
-    alone = _noise_alone(outline, analysis, schedule)
+    noise_alone = _noise_alone(outline, analysis, schedule)
     steps = _gossip_candidates(outline, analysis) if c.gossip == "auto" else (expect_gossip(c.gossip),)
     averaging, choices = _Averaging(graph), list[tuple[float, dict[str, float]]]()
     for degree in degrees:
@@ -150,14 +150,14 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
             raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         if c.pair_noise == "auto":
-            tried = [allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS]
+            tried = [allocated(pairs, noise_alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS]
             ratios_and_noise = [(allocation.pair_noise, allocation.own) for allocation in tried]
         else:
-            ratios_and_noise = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
+            ratios_and_noise = [(c.pair_noise, _at_ratio(pairs, noise_alone, colluders, c.pair_noise))]
         for ratio, own in ratios_and_noise:
             shared = averaging.shared(pairs, ratio * math.sqrt(float(np.square(own).mean())))
             for gossip in steps:
-                price = averaging.price(own, alone, shared, gossip, c.chebyshev)
+                price = averaging.price(own, noise_alone, shared, gossip, c.chebyshev)
                 chosen = {"secrets_degree": degree, "pair_noise": ratio, "gossip": gossip}
                 choices.append((price, chosen))
     _, best = min(choices, key=lambda choice: choice[0])

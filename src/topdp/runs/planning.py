@@ -148,7 +148,9 @@ def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) 
         account = Account.from_details(privacy, analysis)
     except UNREADABLE_FILE_ERRORS as error:
         raise RunFolderError(
-            f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
+            f"Expected an account that this version of topdp can read in {folder.path / 'privacy.json'}, got "
+            f"{error!r}. Continue the run with the version of topdp that run.json names, or start it again "
+            "in another folder."
         ) from error
     if account.guarantee is not None:
         _expect_within(config, account, folder)

@@ -45,7 +45,7 @@ PLAIN_STEPS = {
 # λ·T at ε = 1 for 60,000 records of norm 1 and clip ½, from trials on MNIST and Fashion-MNIST.
 STEP_TIMES_ROUNDS = 65_000.0
 
-MAX_STEP = 450.0  # the largest λ at which training does not oscillate
+MAX_STEP_SIZE = 450.0  # the largest λ at which training does not oscillate
 RECOMMENDED_ROUNDS = 300
 
 
@@ -93,10 +93,7 @@ class Recommendation:
 
 
 def recommend(
-    config: RunConfig,
-    graph: Topology,
-    counts: tuple[int, ...],
-    progress: Progress = silent,
+    config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress = silent
 ) -> Recommendation:
     """Return the recommended method and settings, for counts[i] records of agent i and the budget and
     colluders of `config`. Raise ConfigError if no method fits.
@@ -189,7 +186,7 @@ def _rank(option: Option) -> tuple[bool, float, int]:
 
 def _training(config: RunConfig, records: int, reasons: list[str]) -> dict[str, Any]:
     epsilon = float(np.min(np.asarray(config.privacy.epsilon)))
-    step = min(STEP_TIMES_ROUNDS * epsilon * (records / 60_000) / RECOMMENDED_ROUNDS, MAX_STEP)
+    step = min(STEP_TIMES_ROUNDS * epsilon * (records / 60_000) / RECOMMENDED_ROUNDS, MAX_STEP_SIZE)
     reasons.append(
         "Images: public scattering features and a linear model need the fewest rounds. The step "
         f"{step:.3g} for {RECOMMENDED_ROUNDS} rounds with clip 0.5 comes from our trials on MNIST and "

@@ -164,8 +164,8 @@ def _in_common(run: RunOutline) -> str:
     releases = config.method.gossip if run.method.gossips else 0
     # An attack and sinks apply to one run only.
     single = supports(run) or config.attack.name != "none" or config.report.sinks
-    alone = str(config) if single else ""
-    return str((config.rounds, releases, run.method.pools, held_out, alone, sections))
+    own_key = str(config) if single else ""
+    return str((config.rounds, releases, run.method.pools, held_out, own_key, sections))
 
 
 def _in_turns(group: list[RunOutline]) -> list[list[list[RunOutline]]]:

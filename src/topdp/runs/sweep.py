@@ -84,7 +84,10 @@ class SweepRequest:
             base = parse_stored(toml_text.parse_toml(content["base"]), "sweep.json").to_toml()
             return cls(base, axes, int(content["seeds"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise RunFolderError(f"Expected a sweep in {place}, could not read it: {error}") from error
+            raise RunFolderError(
+                f"Expected a sweep in {place}, but sweep.json cannot be read: {error!r}. Name the folder "
+                "that `topdp sweep` wrote, or start the sweep again with another --out."
+            ) from error
 
     def points(self) -> list[GridPoint]:
         """Return one point for each run."""
@@ -213,13 +216,7 @@ def _random(parts: Assembly) -> bool:
     return any(map(draws_dropout, parts.flat.module.modules()))
 
 
-def _run_stack(
-    stack: list[SweepPoint],
-    place: Path,
-    dealer: Dealer,
-    device: str,
-    progress: Progress,
-) -> None:
+def _run_stack(stack: list[SweepPoint], place: Path, dealer: Dealer, device: str, progress: Progress) -> None:
     if len(stack) > 1 and (runs := run_stacked([point.run for point in stack], dealer, progress)):
         for point, finished in zip(stack, runs, strict=True):
             finished.write(place / point.folder)

@@ -26,7 +26,7 @@ from topdp.runs.sweep_summary import label_of
 
 MAX_SWEEP_RUNS = 10_000
 TRIAL_RELEASES = 3  # gradient releases of the plan that checks a point
-MAX_COLUMNS = 8  # columns that fit side by side
+MAX_COLUMNS_SIDE_BY_SIDE = 8  # so many columns fit
 
 # A function that reads a configuration with further changes, each `key=value`.
 Read = Callable[[list[str]], RunConfig]
@@ -187,9 +187,9 @@ def columns(read: Read, beside: Sequence[str]) -> list[Column]:
     [('plain', 'plain'), ('correlated', 'correlated')]
     """
     settings = combinations([Axis.of(text, "--beside") for text in beside], "--beside")
-    if len(settings) > MAX_COLUMNS:
+    if len(settings) > MAX_COLUMNS_SIDE_BY_SIDE:
         raise ConfigError(
-            f"--beside: expected at most {MAX_COLUMNS} settings side by side, got {len(settings)}. Use fewer "
-            "values."
+            f"--beside: expected at most {MAX_COLUMNS_SIDE_BY_SIDE} settings side by side, got "
+            f"{len(settings)}. Use fewer values."
         )
     return [Column(label_of(chosen), changes_to(chosen), read(changes_to(chosen))) for chosen in settings]

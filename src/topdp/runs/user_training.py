@@ -142,13 +142,13 @@ def train(
     """
     arguments = dict(locals())
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"Expected model to be a torch module, got a {type(model).__name__}.")
+        raise ConfigError(f"Expected model to be a torch module, got {type(model).__name__}.")
     expect_shards(shards)
     if out is not None and not isinstance(out, str | os.PathLike):
-        raise ConfigError(f"Expected out to be the path of a folder, got a {type(out).__name__}.")
+        raise ConfigError(f"Expected out to be the path of a folder, got {type(out).__name__}.")
     if not callable(progress):
         raise ConfigError(
-            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got a "
+            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got "
             f"{type(progress).__name__}."
         )
     topology = as_topology(topology)
@@ -174,11 +174,11 @@ def train(
         topology, shards = single(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
     with runs.prepared_folder(new):
-        place = choose_device(device)
+        chosen_device = choose_device(device)
         feature_map = own_features or named_features(config)
         if feature_map is not None:
-            shards = featured_shards.of_shards(shards, feature_map, place, progress)
-        parts = Assembly.given(RunOutline.of(config, topology), model, shards, place, task)
+            shards = featured_shards.of_shards(shards, feature_map, chosen_device, progress)
+        parts = Assembly.given(RunOutline.of(config, topology), model, shards, chosen_device, task)
         job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
     if new is not None:
         begun = runs.new_run_folder(new, job)
@@ -219,7 +219,7 @@ def expect_shards(value: Any) -> None:
     >>> expect_shards([1, 2])
     Traceback (most recent call last):
         ...
-    topdp.runs.config.ConfigError: Expected shards to be a Shards, got a list of int. Make it with \
+    topdp.runs.config.ConfigError: Expected shards to be a Shards, got list of int. Make it with \
 topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent.
     """
     if isinstance(value, Shards):
@@ -229,7 +229,7 @@ topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensor
     got = type(value).__name__ + ("" if first is value else f" of {type(first).__name__}")
     loader = " The dataset of a loader is loader.dataset." if isinstance(first, DataLoader) else ""
     raise ConfigError(
-        f"Expected shards to be a Shards, got a {got}. Make it with {SHARDS_CONSTRUCTORS[kind]}.{loader}"
+        f"Expected shards to be a Shards, got {got}. Make it with {SHARDS_CONSTRUCTORS[kind]}.{loader}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-WARM_UPS = 2  # kernels are compiled and libraries initialised before the recording
+WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before the recording
 
 # Recordings that CUDA aborted. They stay in memory, because torch's allocators may still refer to them.
 _aborted: list[Any] = []
@@ -38,7 +38,7 @@ class CudaGraphs:
             recording = _recording_stream(index)
             recording.wait_stream(current)
             with torch.cuda.stream(recording):
-                for _ in range(WARM_UPS):
+                for _ in range(WARM_UP_RUNS):
                     warm_up()
             current.wait_stream(recording)
             if self._pool is None:

@@ -82,7 +82,7 @@ class Intervention:
 def supports(plan: Plan, tampered: bool = False) -> str | None:
     """Return None if an engine can execute `plan`, and otherwise the reason why it cannot.
 
-    `tampered`: whether hostile agents change rows.
+    `tampered`: whether hostile agents change rows, which they cannot do in a plan that rounds rows.
     """
     if tampered and Capability.ROUNDED_ROWS in plan.needs:
         return f"{plan.needs[Capability.ROUNDED_ROWS]}, of which none is rounded if agents are hostile"
@@ -191,8 +191,8 @@ class Engine(Simulation):
     def reported(self, state: State) -> Tensor:
         if self.plan.reported is None or state.releases == 0:
             return self.estimates(state)
-        place = self.layout.place_made(state.releases - 1)[self.plan.reported[self.layout.agents]]
-        return self.buffers.copy_of(state.rows[torch.from_numpy(place)], self.buffers.stored)
+        position = self.layout.place_made(state.releases - 1)[self.plan.reported[self.layout.agents]]
+        return self.buffers.copy_of(state.rows[torch.from_numpy(position)], self.buffers.stored)
 
     def advance(self, state: State, at_most: int = 1) -> State:
         """Return the state after the next release. This engine makes only one release per call."""

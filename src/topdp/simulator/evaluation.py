@@ -144,7 +144,7 @@ def _by_example(loss: Loss) -> Loss:
             together = single.new_full(targets.shape[:1], math.nan)
         if torch.allclose(together[: len(few)], single, 1e-4, 1e-6, equal_nan=True):
             return together
-        rest = range(len(few), len(targets))
-        return torch.cat([single, *(loss(outputs[i : i + 1], targets[i : i + 1]) for i in rest)])
+        others = range(len(few), len(targets))
+        return torch.cat([single, *(loss(outputs[i : i + 1], targets[i : i + 1]) for i in others)])
 
     return losses

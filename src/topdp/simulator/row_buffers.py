@@ -29,7 +29,7 @@ def padded_width(dimension: int, device: torch.device) -> int:
 
 @final
 class RowBuffers:
-    """Two buffers of `capacity` rows of type `stored`, allocated on demand; round r uses r mod 2."""
+    """Two buffers of `capacity` rows of type `stored`, on demand; rows of release r are in buffer r mod 2."""
 
     def __init__(self, capacity: int, flat: FlatModel, rounded: str | None, device: torch.device) -> None:
         """Create the object without memory. Rows are parameters of `flat`, rounded as `Plan.rounded` states.

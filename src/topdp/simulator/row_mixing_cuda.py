@@ -25,8 +25,8 @@ from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.simulated_noise import Draws
 
 PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
-LANES = 256  # each lane makes four columns, because one Philox call gives four normal numbers
-WARPS = 4
+LANES_PER_PROGRAM = 256  # each lane makes four columns, because one Philox call gives four normal numbers
+WARPS_PER_PROGRAM = 4
 
 
 @triton.jit
@@ -172,14 +172,14 @@ class CudaMixer:
         all.
         """
         before, gradient, out, d = work.before, work.gradient, work.out, work.out.shape[1]
-        grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
+        grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES_PER_PROGRAM))
         with torch.cuda.device_of(out):  # Triton launches on the current device
             _round[grid](
                 out, before, gradient, *packed.tables()[1:], chosen, clock,
                 None if clock is None else packed.starts, first, work.first, work.round, d,
                 out.stride(0), before.stride(0), gradient.stride(0),
-                W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
-                SOME=chosen is not None, BY_CLOCK=clock is not None, num_warps=WARPS,
+                W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES_PER_PROGRAM,
+                SOME=chosen is not None, BY_CLOCK=clock is not None, num_warps=WARPS_PER_PROGRAM,
             )  # fmt: skip
 
     def _pack(self, chunk: int) -> PackedRows:

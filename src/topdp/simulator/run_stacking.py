@@ -101,7 +101,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
 
 
 def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | None:
-    """Return the numbers, in the stack, of the rows that the runs report; None if all report estimates."""
+    """Return the indices, in the stacked plan, of the rows that users get; None if all get estimates."""
     if all(plan.reported is None for plan in plans):
         return None
     parts = []

@@ -35,7 +35,8 @@ class TopologyError(InputError):
     ...     from_edges([(0, 1), (2, 3)], agents=4)
     ... except TopologyError as error:
     ...     print(error)
-    Expected a connected graph, got 2 components: {0, 1}, {2, 3}. Connect them, or run each by itself.
+    Expected a connected graph, got 2 components: {0, 1}, {2, 3}. Add edges between them, or run topdp on \
+each component separately.
     """
 
 
@@ -260,7 +261,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
         )
         raise TopologyError(
             f"Expected a connected graph, got {count} components: {shown}{', ...' if count > 6 else ''}. "
-            f"Connect them, or run each by itself."
+            "Add edges between them, or run topdp on each component separately."
         )
     return _frozen(matrix)
 

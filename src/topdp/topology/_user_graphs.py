@@ -44,7 +44,7 @@ def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
         return read_edge_list(os.fspath(graph), weights=weights)
     raise TopologyError(
         f"Expected a graph: a topdp.Topology, an undirected networkx graph or the path of an edge list, got "
-        f"a {type(graph).__name__}. For a list of edges use topdp.topology.from_edges."
+        f"{type(graph).__name__}. For a list of edges use topdp.topology.from_edges."
     )
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from topdp.agents.agreement import identity
 from topdp.agents.agreement.identity import Identity, create_identity, generate, load_identity
@@ -103,8 +103,12 @@ def test_a_foreign_certificate_is_refused(copy):
         load_identity(copy)
 
 
-def test_a_key_of_another_kind_is_refused(copy):
-    key = ed25519.Ed25519PrivateKey.generate()
+@pytest.mark.parametrize(
+    "key",
+    [ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP384R1())],
+    ids=["kind", "curve"],
+)
+def test_a_key_of_another_kind_is_refused(copy, key):
     (copy / "key.pem").write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

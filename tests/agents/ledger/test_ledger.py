@@ -70,7 +70,7 @@ def test_an_interrupted_release_leaves_no_trace(ledger):
 
 @pytest.mark.parametrize("charge", [-1e-9, math.nan, math.inf, -math.inf, None])
 def test_invalid_charges_are_refused(ledger, charge):
-    with pytest.raises(LedgerError, match="not charged"):
+    with pytest.raises(LedgerError, match="ledger is unchanged"):
         ledger.release(0, ReleaseCost(charge), {"bob": b"row"}, b"state")
     assert ledger.total == 0 and ledger.unacknowledged("bob") == []
 
@@ -108,7 +108,7 @@ def test_a_late_charge_is_an_entry_between_two_rounds_and_sends_nothing(ledger):
     again = reopened(ledger)
     assert verify(again) == 5 and again.total == 1.5
     for cost in (ReleaseCost(-0.1), ReleaseCost(math.nan), ReleaseCost(math.inf)):
-        with pytest.raises(LedgerError, match="not charged"):
+        with pytest.raises(LedgerError, match="ledger is unchanged"):
             again.charge_late(cost)
     with pytest.raises(LedgerError, match="no data entered"):
         again.charge_late(ReleaseCost(0.1, 1.0, 0.3))
@@ -133,7 +133,7 @@ def test_the_order_of_records_is_fixed_from_the_first_release_on(ledger):
         db.execute("DELETE FROM notes WHERE key = 'order'")
     db.close()
     ledger = Ledger(ledger.folder, "federation", "ada")
-    with pytest.raises(TamperedError, match="it is missing"):
+    with pytest.raises(TamperedError, match="used cyclic batches, got none"):
         start_choices.expect_record_order(ledger, "another")
     ledger.close()
 

@@ -49,8 +49,8 @@ def folder(tmp_path):
             ledger.note_departure("round 7: nothing from eve")
         one_round(ledger, round)
     pairing = PairingRecords(ledger)
-    pairing.accept("meeting", "cleo")
-    pairing.committed("meeting", "cleo", 3, b"row of cleo")
+    pairing.accept("exchange", "cleo")
+    pairing.committed("exchange", "cleo", 3, b"row of cleo")
     ledger.charge_late(ReleaseCost(0.25, 9.0, 0.0))
     ledger.note_finished("bob")
     ledger.stop_data(ledger.round + 1)
@@ -94,9 +94,9 @@ CHANGED = {
     "all statements": "DELETE FROM statements",
     "what was delivered": "UPDATE delivered SET round = round + 20; DELETE FROM outbox WHERE round < 40",
     "that something was delivered": "DELETE FROM delivered",
-    "a meeting": "UPDATE pairs SET status = 'dreamt'",
-    "the partner of a meeting": "UPDATE pairs SET partner = 'mallory'",
-    "a round of a meeting": "UPDATE pairs SET own_round = 4711",
+    "an exchange": "UPDATE pairs SET status = 'dreamt'",
+    "the partner of an exchange": "UPDATE pairs SET partner = 'mallory'",
+    "a round of an exchange": "UPDATE pairs SET own_round = 4711",
 }
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 LIVE = {i: {"live_pairing": True, "seeded": False} for i in range(6)}
 
 
-def meetings(made, numbers=None):
+def exchanges(made, numbers=None):
     found = {}
     for number, name in enumerate(made.names):
         if numbers is not None and number not in numbers:
@@ -59,7 +59,7 @@ def test_agents_with_live_pairing_train_and_agree_on_their_exchanges(tmp_path):
     made, run = run_live_pairing(tmp_path)
     assert {outcome.code for outcome in run.outcomes.values()} == {0}
     assert faults(run) == []
-    committed = [row for rows in meetings(made).values() for row in rows if row[2] == "committed"]
+    committed = [row for rows in exchanges(made).values() for row in rows if row[2] == "committed"]
     assert len(committed) >= 12 and len(committed) % 2 == 0
     assert sum(row[3] is not None for row in committed) >= 0.7 * len(committed)
     assert torch.isfinite(made.estimates()).all()
@@ -92,7 +92,7 @@ def test_an_agent_with_a_much_noisier_partner_still_adds_own_noise(tmp_path):
         tmp_path, method="top", changes=["privacy.epsilon=[8.0, 0.5, 0.5, 0.5, 0.5, 0.5]"]
     )
     assert faults(run) == []
-    met_with_data = {row[3] for row in meetings(made)["ada"] if row[3] is not None}
+    met_with_data = {row[3] for row in exchanges(made)["ada"] if row[3] is not None}
     stopped = made.results()[0]["stopped_at"]
     assert len([round for round in met_with_data if stopped is None or round < stopped]) >= 2
 
@@ -104,15 +104,15 @@ def test_lost_messages_leave_no_exchange_one_sided(tmp_path, what):
     wire.lose = lambda sender, receiver, message: what if chance.random() < 0.3 else None
     made, run = run_live_pairing(tmp_path, wire=wire)
     assert faults(run) == []
-    assert any(row[2] == "committed" for rows in meetings(made).values() for row in rows)
+    assert any(row[2] == "committed" for rows in exchanges(made).values() for row in rows)
 
 
 def test_an_agent_that_is_cut_off_works_alone(tmp_path):
     wire = Wire(delay=0.05)
     wire.cut = {frozenset(("ada", other)) for other in ("bob", "cleo", "dan", "eve", "fay")}
     made, run = run_live_pairing(tmp_path, wire=wire)
-    assert run.outcomes[0].code == 0 and meetings(made)["ada"] == []
-    assert any(meetings(made)["bob"]) and faults(run) == []
+    assert run.outcomes[0].code == 0 and exchanges(made)["ada"] == []
+    assert any(exchanges(made)["bob"]) and faults(run) == []
     asked = [(name, peer) for name, peer, kind in wire.waited if kind == "propose"]
     assert not any("ada" in both for both in asked)  # an absent neighbour gets no proposal
 
@@ -170,7 +170,7 @@ def test_a_proposal_that_is_never_committed_blocks_neither_other_exchanges_nor_t
     reply, again, outcomes = on_virtual_time(scene())
     assert reply.ok and again.code is ReplyCode.BUSY, "one proposal at a time with each partner"
     assert all(outcome.finished for outcome in outcomes)
-    committed = [row for row in meetings(made, (0,))["ada"] if row[2] == "committed"]
+    committed = [row for row in exchanges(made, (0,))["ada"] if row[2] == "committed"]
     assert len(committed) >= 3 and {row[1] for row in committed} == {"cleo"}
 
 

@@ -95,7 +95,7 @@ def test_a_stop_interrupts_a_long_round(tmp_path, quick):
         assert not outcome.finished and outcome.code == 0
         return asyncio.get_running_loop().time()
 
-    assert on_virtual_time(body()) < 1 + 2 * agents.GRACE_SECONDS
+    assert on_virtual_time(body()) < 1 + 2 * agents.STOP_GRACE_SECONDS
 
 
 def test_tasks_that_do_not_end_are_named_and_left_behind(monkeypatch, caplog):

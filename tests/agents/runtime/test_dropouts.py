@@ -292,7 +292,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         codes = []
         for one in said:
             ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
-            message = Message.of(MessageKind.NEWS, 1, encode_notices([one]))
+            message = Message.of(MessageKind.NOTICES, 1, encode_notices([one]))
             codes.append((await ada.requests.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
         gone = ada.shared_draws.departures.departed_agents()

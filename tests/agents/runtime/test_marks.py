@@ -9,11 +9,11 @@ import sqlite3
 import pytest
 from history import Crash, Wire, abandon, federation, on_virtual_time, sharing
 
-from topdp.agents.agreement.run_marks import RunSecret
+from topdp.agents.agreement.run_marks import RollbackMark, RunSecret
 from topdp.agents.development.development_hooks import Failpoints
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import TamperedError
-from topdp.errors import TrustError
+from topdp.errors import InputError, TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")
 MAKERS = {"own": federation, "shared": sharing}
@@ -92,3 +92,13 @@ def test_no_agent_starts_on_a_ledger_that_was_tampered_with(tmp_path, change):
     for _ in range(2):  # the lock is free again
         with pytest.raises(TamperedError):
             made.agent(0, Wire().transport(made.names[0]))
+
+
+def test_a_mark_that_cannot_be_written_says_what_to_do_and_nothing_about_rows(tmp_path):
+    (tmp_path / "runs").write_text("")  # a file where a folder should be
+    mark = RollbackMark(tmp_path, "00" * 32)
+    with pytest.raises(
+        InputError, match=r"mark of round 7, got: [^.]*runs[^.]*\. The mark .*keeps the charge"
+    ) as error:
+        mark.note("ledger", 7, "head")
+    assert "sent" not in str(error.value)

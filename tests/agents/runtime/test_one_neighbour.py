@@ -85,7 +85,7 @@ def test_an_authors_name_is_one_line_in_log_and_ledger(tmp_path, caplog):
         agent, task = await alone(made, 0, Wire())
         author = "x\x1b[2K\r\n2026-11-17 INFO ada: cleo: a line that bob made"
         body = encode_notices([Notice.of_parts((author, "", "key of the run", "x", "00"))])
-        await agent.requests.handle("bob", Message.of(MessageKind.NEWS, 1, body))
+        await agent.requests.handle("bob", Message.of(MessageKind.NOTICES, 1, body))
         words = agent.ledger.quarantined("bob").words
         await ended(agent, task)
         return words

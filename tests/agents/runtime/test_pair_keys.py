@@ -242,7 +242,7 @@ def forwarded_by_bob(made, *bodies):
     async def scene():
         agent, task = await alone(made, 0, Wire())
         replies = [
-            await agent.requests.handle("bob", Message.of(MessageKind.NEWS, 1, body)) for body in bodies
+            await agent.requests.handle("bob", Message.of(MessageKind.NOTICES, 1, body)) for body in bodies
         ]
         standing = agent.ledger.quarantined("bob")
         agent.stop()
@@ -315,7 +315,7 @@ def test_an_agent_that_gives_its_neighbours_different_keys_is_named_and_nothing_
         await asyncio.sleep(0.1)
         for agent in agents:
             if agent.name in stories:
-                news = Message.of(MessageKind.NEWS, 1, encode_notices([stories[agent.name]]))
+                news = Message.of(MessageKind.NOTICES, 1, encode_notices([stories[agent.name]]))
                 await agent.requests.handle("eve", news)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for agent in agents:
@@ -354,7 +354,7 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
     codes, _, ended = forwarded_by_bob(
         made, encode_notices([key_statement(made, "cleo")]), encode_notices([old["cleo"]])
     )
-    assert codes[1] is ReplyCode.OTHER_TERMS and "a key of an earlier run was replayed" in str(ended)
+    assert codes[1] is ReplyCode.OTHER_TERMS and "somebody replayed a key of an earlier run" in str(ended)
 
 
 def test_old_keys_of_all_others_give_no_old_seed(tmp_path):

@@ -15,7 +15,7 @@ from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.runtime.peer_contacts import MAX_GAPS
+from topdp.agents.runtime.peer_contacts import MAX_OMISSIONS_OF_A_ROW
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 from topdp.errors import TrustError
@@ -287,7 +287,7 @@ def test_an_agent_charges_by_worst_case_from_the_first_departure_on(tmp_path, ow
 
 @pytest.mark.parametrize(
     ("code", "times"),
-    [(ReplyCode.LATER, 3), (ReplyCode.GAP, MAX_GAPS), (ReplyCode.EQUIVOCATION, 1)],
+    [(ReplyCode.LATER, 3), (ReplyCode.GAP, MAX_OMISSIONS_OF_A_ROW), (ReplyCode.EQUIVOCATION, 1)],
     ids=["too early", "too early again and again", "refused"],
 )
 def test_rows_that_arrive_too_early_are_sent_again_and_refused_rows_are_not(tmp_path, code, times):

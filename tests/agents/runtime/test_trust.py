@@ -242,10 +242,10 @@ def words_of(made, agent):
     """One valid message of each kind: its kind, its round, and its body as a tree."""
     greeting = json.loads(newcomer(agent, "bob"))
     yield MessageKind.HELLO, 0, greeting
-    yield MessageKind.NEWS, 1, [statement(made)]
+    yield MessageKind.NOTICES, 1, [statement(made)]
     for kind in (MessageKind.ROW, MessageKind.BYE, MessageKind.PROPOSE, MessageKind.COMMIT):
-        yield kind, 0, [0, "meeting", ""]
-    yield MessageKind.RESOLVE, 0, "meeting"
+        yield kind, 0, [0, "exchange", ""]
+    yield MessageKind.RESOLVE, 0, "exchange"
 
 
 def packed(kind, tree, body):

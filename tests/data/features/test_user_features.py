@@ -128,5 +128,5 @@ def test_the_users_module_is_not_changed():
 
 
 def test_maps_that_are_not_callable_are_refused():
-    with pytest.raises(InputError, match="a name, a function of one record or a torch module, got a ndarray"):
+    with pytest.raises(InputError, match="a name, a function of one record or a torch module, got ndarray"):
         UserFeatures(np.zeros(3))

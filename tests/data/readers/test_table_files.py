@@ -248,7 +248,7 @@ def test_declared_classes_of_a_hugging_face_dataset_are_used() -> None:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (3, "expected a pandas frame, .* got a int"),
+        (3, "expected a pandas frame, .* got int"),
         ({}, "expected a pandas frame"),
         (pandas.DataFrame({0: [1]}), "expected texts as names of columns"),
         (pandas.DataFrame([[1, 2]], columns=["a", "a"]), "expected every column once"),

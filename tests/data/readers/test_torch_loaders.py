@@ -63,7 +63,7 @@ def test_shuffling_and_dropping_give_warnings(caplog: pytest.LogCaptureFixture) 
     ("source", "message"),
     [
         (Stream(), "Wrap an iterable data set in a DataLoader"),
-        (3, "expected a torch Dataset with a length or a DataLoader, got a int"),
+        (3, "expected a torch Dataset with a length or a DataLoader, got int"),
         (Items(), "expected at least one record, got none"),
         (Items(torch.ones(3)), "expected item 0 to be a pair of a tensor and a target"),
         (Items((object(), 1)), "Add a transform that makes tensors"),

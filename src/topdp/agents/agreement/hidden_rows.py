@@ -1,6 +1,7 @@
 """Whether a guarantee relies on hidden rows, and up to which norm such rows are exact in float64.
 
-The plan alone determines this, so it is checked when a manifest is made. `runtime/row_guards` contains the
+The guarantee, the plan, the size of the coalition and the rules on silent neighbours determine whether it
+does, and no record does. It is therefore checked when a manifest is made. `runtime/row_guards` contains the
 checks and limits of agents for such rows.
 
 **Guarantees.** Numbers up to `max_exact_norm` that are multiples of the grid step of their row are exact in

@@ -20,13 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from topdp.agents.agreement.identity_card import (
-    KEY_CURVE,
-    Card,
-    IdentityError,
-    check_name,
-    read_card,
-)
+from topdp.agents.agreement.identity_card import KEY_CURVE, Card, IdentityError, check_name, read_card
 from topdp.base.files import read_text, write_atomically
 from topdp.errors import TrustError
 
@@ -66,9 +60,7 @@ class Identity:
 
     def key_pem(self) -> bytes:
         return self.key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
 
@@ -154,9 +146,10 @@ def load_identity(folder: Path) -> Identity:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
         raise IdentityError(f"Expected a private key in {path}, but: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, KEY_CURVE)):
         raise IdentityError(
-            f"Expected a P-256 key in {path}, got another kind of key. Make one with `topdp agent init`."
+            f"Expected a P-256 key in {path}, got another kind of key. Move {path} away and make a new "
+            "identity with `topdp agent init`, or name another --identity folder."
         )
     card = read_card(folder / CARD_FILE)
     certificate = read_text(folder / CERTIFICATE_FILE)

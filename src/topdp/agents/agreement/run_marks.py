@@ -211,8 +211,9 @@ class RollbackMark:
             write_atomically(self.path, json.dumps(asdict(entry)) + "\n", durable=False)
         except (OSError, FileError) as error:
             raise InputError(
-                f"Could not write the rollback mark, which reveals old copies of the state folder: {error} "
-                "Make the identity folder writable, or make room on the disk. Nothing was sent."
+                f"Expected to write the rollback mark of round {round}, got: {str(error).rstrip('.')}. The "
+                "mark reveals old copies of the state folder. Make the identity folder writable, or make "
+                "room on the disk, and start the agent again; the ledger keeps the charge."
             ) from error
         self._last = entry
 

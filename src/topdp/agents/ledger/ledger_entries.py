@@ -95,7 +95,10 @@ def expect_bookable(cost: ReleaseCost) -> None:
         if value is None and name != "charge":
             continue  # an infinite worst case is recorded; an infinite charge cannot be paid
         if not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
-            raise LedgerError(f"Expected a finite {name} >= 0, got {value}: it is not charged.")
+            raise LedgerError(
+                f"Expected a finite {name} >= 0 as the cost of a release, got {value}. The ledger is "
+                "unchanged. This is a fault of topdp: please report it with the manifest."
+            )
 
 
 def finite_or_none(value: float) -> float | None:

@@ -74,9 +74,9 @@ def expect_record_order(ledger: Ledger, order: str) -> None:
         ledger.database.remember("order", order)
     elif recorded is None:
         raise TamperedError(
-            f"Expected the order of the records in {ledger.folder / LEDGER_FILE}, which its releases "
-            "followed, but it is missing. Restore the newest copy; without it this agent must leave the "
-            "federation."
+            f"Expected the digest of the record order in {ledger.folder / LEDGER_FILE}, because its releases "
+            f"used cyclic batches, got none. Restore the newest copy of {ledger.folder}. Without it this "
+            "agent must leave: let the others sign an amendment (`topdp federation amend --remove`)."
         )
     elif recorded != order:
         raise DataError(

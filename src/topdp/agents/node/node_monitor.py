@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("topdp.agents")
 
-POLL_SECONDS = 0.5
+MONITOR_POLL_SECONDS = 0.5
 
 
 class NodeMonitor:
@@ -75,7 +75,7 @@ class NodeMonitor:
             except Exception:  # a fault of the monitor must not end the agent
                 logger.exception("%s: the monitor failed", self.agent.name, extra={"event": "status"})
                 await asyncio.sleep(STATUS_INTERVAL_SECONDS)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(MONITOR_POLL_SECONDS)
 
     def poll(self) -> None:
         """Execute orders, write the status if it has changed, and log progress if it is due."""

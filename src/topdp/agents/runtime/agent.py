@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from topdp.agents.runtime.shared_draws import SharedDraws
 
 RESULT_FILE, ESTIMATE_FILE = "result.json", "estimate.safetensors"
-GRACE_SECONDS = 3.0
+STOP_GRACE_SECONDS = 3.0
 """How long an agent that was asked to stop may take to finish its current step."""
 
 
@@ -193,7 +193,7 @@ class Agent:
             self.ledger.close()
 
     async def _run_loop(self) -> bool:
-        """Run the loop. Once the agent is asked to stop, the loop has `GRACE_SECONDS` to finish its step.
+        """Run the loop. Once asked to stop, the loop has `STOP_GRACE_SECONDS` to finish its step.
 
         A step that is cancelled then is not in the ledger, so nobody has seen it. A restarted agent repeats
         it.
@@ -203,7 +203,7 @@ class Agent:
         try:
             await asyncio.wait([rounds, stopping], return_when=asyncio.FIRST_COMPLETED)
             if not rounds.done():
-                await asyncio.wait([rounds], timeout=GRACE_SECONDS)
+                await asyncio.wait([rounds], timeout=STOP_GRACE_SECONDS)
             return rounds.done() and rounds.result()
         finally:
             await end_all([rounds, stopping], self.name)

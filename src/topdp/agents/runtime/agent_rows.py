@@ -234,7 +234,7 @@ def _mix_sources(
 
 
 def _adaptive_rows(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Return the rows of an adaptive release: made of the agent's own rows, and sent to nobody.
+    """Return the rows of an adaptive step: made of the agent's own rows, and sent to nobody.
 
     An agent that rejoins a run in the middle of a round did not store the row with which that round began; it
     uses its estimate in place of that row.

@@ -41,8 +41,8 @@ class RoundTiming:
 
     def processor_per_round(self) -> dict[str, float]:
         """Return CPU milliseconds per round: of computing, and of the rest of the process."""
-        rest = process_time() - self._start - self._compute_seconds
-        return self._per_round({"compute": self._compute_seconds, "rest": rest})
+        other_seconds = process_time() - self._start - self._compute_seconds
+        return self._per_round({"compute": self._compute_seconds, "rest": other_seconds})
 
     def per_round(self) -> dict[str, float]:
         """Return wall-clock milliseconds per round, by part."""

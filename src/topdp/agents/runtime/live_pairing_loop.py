@@ -264,7 +264,7 @@ class LivePairingLoop(AgentLoop):
         row = self._unpack_row(peer, packed)
         if row is None:
             return ReplyCode.NOT_A_ROW
-        verdict = self.pairing.committed(id or row.meeting, peer, row.round, row.body, row.signature_bytes)
+        verdict = self.pairing.committed(id or row.exchange, peer, row.round, row.body, row.signature_bytes)
         if not verdict.accepted:
             words = f"commit of round {row.round} refused: {verdict.words}"
             self.peers.refusals.report(peer, verdict.name.lower(), words)

@@ -100,7 +100,7 @@ class NoticeExchange:
         try:
             notices = decode_notices(body, self._max_notices * len(self.manifest.names))
         except NoticeError:
-            return ReplyCode.NOT_A_STATEMENT, "sent bytes that are no statements"
+            return ReplyCode.NOT_A_STATEMENT, "sent bytes that are no notices"
         for notice in notices:
             if self.store.text(notice.author, notice.run, notice.about) == notice.text:
                 continue  # stored before, when its signature was verified
@@ -111,9 +111,10 @@ class NoticeExchange:
                 return ReplyCode.NOT_A_STATEMENT, words
             if self.store.add(notice) == "another" and notice.about == RUN_KEY and not self.has_begun:
                 raise TrustError(
-                    f"Expected one key of {notice.author} for this run, got two that it has signed: it "
-                    "contradicts itself, has lost its state folder, or a key of an earlier run was replayed. "
-                    "Nothing was sent. Start all agents again with new state folders, or without it."
+                    f"Expected one key of {notice.author} for this run, got two signed ones: {notice.author} "
+                    "started twice or lost its state folder, or somebody replayed a key of an earlier run. "
+                    "No row was sent from this ledger. Start all agents again with new state folders, or "
+                    f"make a manifest without {notice.author}."
                 )
         return ReplyCode.OK, ""
 
@@ -127,9 +128,7 @@ class NoticeExchange:
             check(notice)
         except ValueError as error:
             return str(error)
-        return (
-            "" if self.store.count(notice.author) < self._max_notices else "too many statements of that agent"
-        )
+        return "" if self.store.count(notice.author) < self._max_notices else "too many notices of that agent"
 
     def _check_agreed(self, notice: Notice) -> None:
         if notice.about != KEYS_AGREED or notice.text or not notice.run:

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import final
 
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
+from topdp.agents.runtime.peer_contacts import MAX_OMISSIONS_OF_A_ROW, PeerContacts
 from topdp.agents.wire.link_limits import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import Message, MessageKind, ReplyCode, Unreachable
@@ -96,7 +96,7 @@ class OutboxSender:
             return Message.of(MessageKind.CARD, *card)
         notices = self.notices.next_unsent(peer) if self.notices else None
         if notices is not None:
-            return Message.of(MessageKind.NEWS, *notices)
+            return Message.of(MessageKind.NOTICES, *notices)
         waiting = self.rounds_owed(peer)
         if waiting:
             round, body = waiting[0], self.ledger.body(peer, waiting[0])
@@ -116,14 +116,14 @@ class OutboxSender:
             self.peers.acknowledge(peer, message.round)
         elif message.kind is MessageKind.CARD:
             self.peers.card_updates.record_reply(peer, message.round, reply)
-        elif reply.ok and message.kind is MessageKind.NEWS:
+        elif reply.ok and message.kind is MessageKind.NOTICES:
             assert self.notices is not None
             self.notices.note_acknowledged(peer, message.round)
         elif reply.ok:
             self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:
             self.peers.greet_again(peer)  # its reply may contain its last notices
-        elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MAX_GAPS:
+        elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MAX_OMISSIONS_OF_A_ROW:
             self._gaps[peer] += 1
             self.peers.greet_again(peer)  # it reports what it lacks, perhaps rows that it had acknowledged
         elif reply.code not in (ReplyCode.LATER, ReplyCode.FAILED):

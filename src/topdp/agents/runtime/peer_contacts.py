@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TICKS_PER_TIMEOUT = 8  # ticks in one idle timeout
 MAX_RESENDS_PER_ROUND = 32  # rows sent again to one neighbour between two rounds of this agent
-MAX_GAPS = 3  # how often a neighbour may leave out a round that greetings report as missing
+MAX_OMISSIONS_OF_A_ROW = 3  # how often a neighbour may leave out a round that greetings report as missing
 
 RowCheck = Callable[[str, int, bytes], object]
 """Raises ValueError if a body is not a row that this neighbour may have made in this round."""

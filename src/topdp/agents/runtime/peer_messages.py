@@ -17,11 +17,11 @@ from topdp.agents.wire.row_payload import PayloadError
 
 MAX_GREETING_BYTES = 4096
 MAX_HANDOVER_HEAD_BYTES = 500
-MAX_STATEMENTS = 2**31
+MAX_NOTICES = 2**31
 Term = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 OptionalDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 HexSignature = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$", max_length=2 * MAX_SIGNATURE_BYTES)]
-MeetingName = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{0,64}$")]
+ExchangeName = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{0,64}$")]
 OptionalRound = Annotated[int, Field(ge=-1)]
 """A round of the plan; -1: none."""
 
@@ -52,7 +52,7 @@ class Greeting:
     seen_signature: HexSignature  # the neighbour's signature under that row
     sent: OptionalRound  # the highest round with a row for the neighbour
     sent_digest: OptionalDigest
-    statements: Annotated[int, Field(ge=-1, le=MAX_STATEMENTS)] = 0  # number of notices in the ledger
+    statements: Annotated[int, Field(ge=-1, le=MAX_NOTICES)] = 0  # number of notices in the ledger
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -76,7 +76,7 @@ class Greeting:
 
 
 GREETING_ADAPTER = TypeAdapter(Greeting)
-HANDOVER_HEAD_ADAPTER = TypeAdapter(tuple[Annotated[int, Field(ge=0)], MeetingName, HexSignature])
+HANDOVER_HEAD_ADAPTER = TypeAdapter(tuple[Annotated[int, Field(ge=0)], ExchangeName, HexSignature])
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Handover:
     """A row sent in an exchange. `row_payload` decides whether `body` is a valid row."""
 
     round: int
-    meeting: str  # id of the exchange; empty if the request contains it
+    exchange: str  # id of the exchange; empty if the request contains it
     body: bytes
     signature: str = ""  # the sender's signature under that row, in hex
 
@@ -93,7 +93,7 @@ class Handover:
         return bytes.fromhex(self.signature)
 
     def pack(self) -> bytes:
-        head = json.dumps([self.round, self.meeting, self.signature]).encode()
+        head = json.dumps([self.round, self.exchange, self.signature]).encode()
         return len(head).to_bytes(2, "big") + head + self.body
 
     @classmethod
@@ -101,15 +101,15 @@ class Handover:
         """Return the row in `packed`, or raise PayloadError; `last` is the last round of the plan.
 
         >>> Handover.unpack(Handover(3, "name", b"row").pack())
-        Handover(round=3, meeting='name', body=b'row', signature='')
+        Handover(round=3, exchange='name', body=b'row', signature='')
         """
         length = int.from_bytes(packed[:2], "big")
         head = packed[2 : 2 + min(length, MAX_HANDOVER_HEAD_BYTES)]
         try:
-            round, meeting, signature = HANDOVER_HEAD_ADAPTER.validate_json(head, strict=True)
+            round, exchange, signature = HANDOVER_HEAD_ADAPTER.validate_json(head, strict=True)
             valid = round <= last
         except ValueError:
             valid = False
         if not valid:
             raise PayloadError("Expected a round, a name and a signature before the row, got something else.")
-        return cls(round, meeting, packed[2 + length :], signature)
+        return cls(round, exchange, packed[2 + length :], signature)

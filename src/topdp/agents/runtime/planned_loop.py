@@ -122,7 +122,8 @@ class PlannedLoop(AgentLoop):
     def _all_answered(self, shared_draws: SharedDraws) -> bool:
         """Return whether each neighbour has reported its rows, is excluded, or has finished.
 
-        A neighbour that has finished according to this ledger has received nothing since, and may have left.
+        A neighbour that this ledger records as finished need not report: it has received no row of this agent
+        since then, and may have left.
         """
         answered, finished = self.peers.beliefs.answered, self.ledger.finished
         return all(

@@ -16,8 +16,8 @@ from typing import final
 
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, digest_of
 from topdp.agents.ledger.stored_rows import receiver_of
-from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
-from topdp.agents.runtime.peer_messages import MAX_STATEMENTS
+from topdp.agents.runtime.peer_contacts import MAX_OMISSIONS_OF_A_ROW, PeerContacts
+from topdp.agents.runtime.peer_messages import MAX_NOTICES
 from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 
 
@@ -36,7 +36,7 @@ class RequestHandlers:
             MessageKind.CARD: self._card,
         }
         if self.notices is not None:
-            peers.handlers[MessageKind.NEWS] = self._news
+            peers.handlers[MessageKind.NOTICES] = self._notices
 
     async def handle(self, peer: str, message: Message) -> Reply:
         """Return the reply to one request of an authenticated peer."""
@@ -57,8 +57,8 @@ class RequestHandlers:
             is_greeting = message.kind is MessageKind.HELLO
             notices = self.notices.parting_notices(peer) if is_greeting and self.notices else b""
             return replace(self._refuse(peer, ReplyCode.GONE, message), body=notices)
-        is_notice = message.kind in (MessageKind.NEWS, MessageKind.CARD)  # has a number instead of a round
-        if not -1 <= message.round <= (MAX_STATEMENTS if is_notice else self.peers.last_round):
+        is_notice = message.kind in (MessageKind.NOTICES, MessageKind.CARD)  # has a number instead of a round
+        if not -1 <= message.round <= (MAX_NOTICES if is_notice else self.peers.last_round):
             return self._refuse(peer, ReplyCode.UNKNOWN_ROUND, message)
         if message.kind is not MessageKind.HELLO:  # a greeting may have other terms
             self.peers.note_message(peer)
@@ -126,15 +126,16 @@ class RequestHandlers:
     def _handle_gap(self, peer: str, round: int) -> None:
         """Handle a row that arrives before an earlier one, which this ledger may have lost.
 
-        A greeting requests the earlier row again. If the neighbour still omits it, it will never send it, and
-        is quarantined.
+        A greeting asks `peer` for the earlier row again. If `peer` omits the same row
+        `MAX_OMISSIONS_OF_A_ROW` times, and has reported which rows of this agent it has, this agent
+        quarantines it.
         """
         owed, times = self.peers.inbox.expected(peer), 1
         if self._gaps.get(peer, (None, 0))[0] == owed:
             times += self._gaps[peer][1]
         self._gaps[peer] = (owed, times)
         # Not before it has reported which rows of this agent it has.
-        if times >= MAX_GAPS and peer in self.peers.beliefs.reported:
+        if times >= MAX_OMISSIONS_OF_A_ROW and peer in self.peers.beliefs.reported:
             self.peers.distrust(peer, ReplyCode.GAP, f"sent round {round} and left out {owed}")
         else:
             self.peers.greet_again(peer)
@@ -144,7 +145,7 @@ class RequestHandlers:
         self.peers.changed.set()
         return Reply(ReplyCode.OK)
 
-    async def _news(self, peer: str, message: Message) -> Reply:
+    async def _notices(self, peer: str, message: Message) -> Reply:
         return self.peers.take_notices(peer, message.body)
 
     async def _card(self, peer: str, message: Message) -> Reply:

@@ -203,7 +203,8 @@ class Link:
             if self._pings > MAX_PINGS:
                 raise LinkEnded("flood", f"expected at most {MAX_PINGS} pings at a time")
         else:
-            raise LinkEnded("protocol", f"expected a request, response, chunk, receipt or ping, got {kind}")
+            words = f"expected a request, response, chunk, receipt or ping, got {kind or 'an unknown frame'}"
+            raise LinkEnded("protocol", f"{words}: the peer runs another version of topdp, or other software")
 
     def _accept_request(self, head: wire.Request) -> None:
         if head.id != self._peers_last_id + 1:
@@ -273,8 +274,8 @@ class Link:
             await asyncio.sleep(self.rules.idle_timeout / CHECKS_PER_TIMEOUT)
             self._pings = 0
             if (item := self._stalls.stalled_item()) is not None:
-                kind, place = ("silent", "") if item == "link" else ("stalled", f" in {item}")
-                self.cut(kind, f"nothing moved for {self.rules.idle_timeout:g} s{place}")
+                kind, suffix = ("silent", "") if item == "link" else ("stalled", f" in {item}")
+                self.cut(kind, f"nothing moved for {self.rules.idle_timeout:g} s{suffix}")
             if not self._writer.is_writing:
                 self._spawn(self._writer.write(wire.Frame(ping=wire.Ping())))
 

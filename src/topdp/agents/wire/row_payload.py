@@ -1,7 +1,8 @@
 """Rows as bytes: safetensors with one tensor named `row`, and nothing else. No pickle.
 
 safetensors rejects malformed headers, but accepts NaN, further tensors, other types and metadata. `decode`
-accepts only a row of the length and type that the manifest determines. It does not know the sender.
+accepts only a row of the length and type that the manifest determines. It does not know the
+sender, which the transport authenticates.
 """
 
 from __future__ import annotations

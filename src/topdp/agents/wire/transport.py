@@ -67,7 +67,7 @@ class MessageKind(IntEnum):
     PROPOSE = 5
     COMMIT = 6
     RESOLVE = 7
-    NEWS = 8
+    NOTICES = 8
     CARD = 9
 
 

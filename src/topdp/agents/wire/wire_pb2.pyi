@@ -57,7 +57,7 @@ class Request(_message.Message):
         PROPOSE: _ClassVar[Request.Kind]
         COMMIT: _ClassVar[Request.Kind]
         RESOLVE: _ClassVar[Request.Kind]
-        NEWS: _ClassVar[Request.Kind]
+        NOTICES: _ClassVar[Request.Kind]
         CARD: _ClassVar[Request.Kind]
     NONE: Request.Kind
     HELLO: Request.Kind
@@ -66,7 +66,7 @@ class Request(_message.Message):
     PROPOSE: Request.Kind
     COMMIT: Request.Kind
     RESOLVE: Request.Kind
-    NEWS: Request.Kind
+    NOTICES: Request.Kind
     CARD: Request.Kind
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]

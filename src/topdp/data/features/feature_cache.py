@@ -115,11 +115,11 @@ class FeatureSource:
             progress(message, first * record_bytes, total, unit="byte")
             records = torch.from_numpy(self.scale(self.records[first : first + RECORDS_PER_CHUNK]))
             values = self.features(records.to(device)).cpu()
-            bad = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()
-            if len(bad):
+            broken = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()
+            if len(broken):
                 raise DataError(
-                    f"{self.name}: expected finite features, got NaN or infinite ones for {len(bad)} "
-                    f"records, the first at index {first + int(bad[0])}. Remove or repair these records."
+                    f"{self.name}: expected finite features, got NaN or infinite ones for {len(broken)} "
+                    f"records, the first at index {first + int(broken[0])}. Remove or repair these records."
                 )
             yield first, values
 

@@ -50,7 +50,7 @@ class UserFeatures:
     def __init__(self, function: RecordFunction) -> None:
         if not callable(function):
             raise InputError(
-                "Expected features to be a name, a function of one record or a torch module, got a "
+                "Expected features to be a name, a function of one record or a torch module, got "
                 f"{type(function).__name__}."
             )
         self._code: Any = function

@@ -132,7 +132,10 @@ def read_csv(path: Path, delimiter: str | None = None) -> Table:
             f"{error.start}. Save the file as UTF-8."
         ) from None
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: cannot be read as CSV ({error}).") from error
+        raise DataError(
+            f"{path}, line {reader.line_num}: cannot be read as CSV ({error}). Check the quotation marks in "
+            "this line and in the lines before it."
+        ) from error
     if not rows:
         raise DataError(f"{path}: expected at least one record below the header, got none.")
     return make_table(str(path), header, map(object_array, zip(*rows, strict=True)), np.array(lines))
@@ -211,7 +214,7 @@ def read_frame(frame: Any, origin: str = "frame") -> Table:
         names = list(getattr(frame, "columns", ()) if column_names is None else column_names)
     if not names or not hasattr(frame, "__getitem__"):
         raise DataError(
-            f"{origin}: expected a pandas frame, a Hugging Face dataset or a dictionary of columns, got a "
+            f"{origin}: expected a pandas frame, a Hugging Face dataset or a dictionary of columns, got "
             f"{type(frame).__name__}."
         )
     if not all(isinstance(name, str) for name in names):

@@ -222,13 +222,13 @@ EMPTY_SCHEMA = Schema()
 
 def _explain(error: Any) -> str:
     """Return a message for an error of pydantic: the key, what was expected and what was received."""
-    place = ".".join(map(str, error["loc"]))
+    key = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place, Schema.model_fields, n=1)
+        near = difflib.get_close_matches(key, Schema.model_fields, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(Schema.model_fields)}."
-        return f"no such key {place!r}. {hint}"
+        return f"no such key {key!r}. {hint}"
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
-    return f"{place}: {reason}, got {error['input']!r:.80}." if place else reason
+    return f"{key}: {reason}, got {error['input']!r:.80}." if key else reason
 
 
 def read_schema_keys(path: str | os.PathLike[str]) -> dict[str, Any]:

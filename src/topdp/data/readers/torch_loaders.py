@@ -34,7 +34,7 @@ def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
         return source.tensors[0], source.tensors[1]
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise DataError(
-            f"{what}: expected a torch Dataset with a length or a DataLoader, got a {type(source).__name__}. "
+            f"{what}: expected a torch Dataset with a length or a DataLoader, got {type(source).__name__}. "
             "Wrap an iterable data set in a DataLoader."
         )
     pairs = [_record_pair(source[index], what, f"item {index}") for index in range(len(source))]

@@ -102,9 +102,9 @@ def sync_is_faster(numbers: FigureNumbers) -> Cases:
         early = []
         for mode in MODES:
             done, accuracy = numbers.curve(numbers[alpha_title(mode, alpha)], PROPOSED)
-            at = int(np.searchsorted(done, 1 / 6))
-            early.append(float(accuracy.mean(0)[at]))
-        text = f"α = {alpha:g}, after {done[at]:.0%}: {percent(early[0])} sync, {percent(early[1])} async"
+            index = int(np.searchsorted(done, 1 / 6))
+            early.append(float(accuracy.mean(0)[index]))
+        text = f"α = {alpha:g}, after {done[index]:.0%}: {percent(early[0])} sync, {percent(early[1])} async"
         yield early[0] > early[1], text
 
 

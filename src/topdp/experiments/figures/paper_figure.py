@@ -141,9 +141,9 @@ def write_numbers(panels: Sequence[Panel], runs: FigureRuns, path: Path) -> None
     rounds = sorted({point["round"] for _, _, curve in lines for point in curve})
     table: list[list[object]] = [[*KEY_COLUMNS, *rounds]]
     for (title, label, x, seed), sigma, curve in lines:
-        at = {point["round"]: point for point in curve}
+        point_at = {point["round"]: point for point in curve}
         for over in OVER_AGENTS:
-            values = [at[t][over] if t in at else "" for t in rounds]
+            values = [point_at[t][over] if t in point_at else "" for t in rounds]
             table.append([title, label, "" if x is None else x, seed, f"{sigma:.6g}", over, *values])
     write_csv_lines(path, table)
 
@@ -157,9 +157,9 @@ def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumber
         for row in table:
             x = float(row["x"]) if row["x"] else None
             key = row["panel"], row["line"], x, int(row["seed"])
-            at = {int(t): float(value) for t, value in row.items() if t not in KEY_COLUMNS and value}
-            curve = curves.setdefault(key, [{"round": t} for t in at])
-            for point, value in zip(curve, at.values(), strict=True):
+            values = {int(t): float(value) for t, value in row.items() if t not in KEY_COLUMNS and value}
+            curve = curves.setdefault(key, [{"round": t} for t in values])
+            for point, value in zip(curve, values.values(), strict=True):
                 point[row["over_agents"]] = value
     for key, _ in _keyed_runs(panels):
         if not all("mean" in point for point in curves.get(key, [{}])):
@@ -171,9 +171,9 @@ def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumber
 
 def _keyed_runs(panels: Sequence[Panel]) -> list[tuple[CurveKey, RunConfig]]:
     return [
-        ((panel.title, label, None if panel.x is None else panel.x[at], config.seed), config)
+        ((panel.title, label, None if panel.x is None else panel.x[index], config.seed), config)
         for panel in panels
         for label, points in panel.lines.items()
-        for at, seeds in enumerate(points)
+        for index, seeds in enumerate(points)
         for config in seeds
     ]

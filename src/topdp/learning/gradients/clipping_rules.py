@@ -45,18 +45,18 @@ def clip_factors(kind: str, contributions: SlotContributions, clip: float, layer
     if kind == "flat" and takes_cuda_kernels(squares):
         from topdp.learning.gradients.clipping_cuda import flat_clip_factors
 
-        factor, longer, bad = flat_clip_factors(squares, clip)
-        return [factor] * len(contributions), longer, bad
+        factor, longer, not_finite = flat_clip_factors(squares, clip)
+        return [factor] * len(contributions), longer, not_finite
     norms = squares.sqrt_()
-    bad = ~torch.isfinite(norms)
-    norms = norms.masked_fill(bad, 0)
+    not_finite = ~torch.isfinite(norms)
+    norms = norms.masked_fill(not_finite, 0)
     if kind == "normalised":
         # Bu et al. 2022, Eq. (4.1), times the clip: C g / (|g| + γ)
         factor = clip / (norms + NORMALISATION_GAMMA)
     else:
         # Algorithm 1 of the paper, line "clip": g / max(1, |g| / C).
         factor = clip / norms.clamp_min(clip)
-    return [factor] * len(contributions), norms > clip, bad
+    return [factor] * len(contributions), norms > clip, not_finite
 
 
 def _per_layer_factors(contributions: SlotContributions, share: float) -> ClipFactors:
@@ -65,15 +65,15 @@ def _per_layer_factors(contributions: SlotContributions, share: float) -> ClipFa
     The gradient of all layers together then has a norm of at most C.
     """
     layers: dict[str, list[int]] = {}
-    for at, (slot, _) in enumerate(contributions):
-        layers.setdefault(layer_of(slot), []).append(at)
-    norms = [total_norms([contributions[at][1] for at in indices]) for indices in layers.values()]
-    bad = ~torch.isfinite(torch.stack(norms).square().sum(0).sqrt())
+    for index, (slot, _) in enumerate(contributions):
+        layers.setdefault(layer_of(slot), []).append(index)
+    norms = [total_norms([contributions[index][1] for index in indices]) for indices in layers.values()]
+    not_finite = ~torch.isfinite(torch.stack(norms).square().sum(0).sqrt())
     coefficients: list[Tensor] = [norms[0]] * len(contributions)
-    shortened = torch.zeros_like(bad)
+    shortened = torch.zeros_like(not_finite)
     for indices, length in zip(layers.values(), norms, strict=True):
-        length = length.masked_fill(bad, 0)
+        length = length.masked_fill(not_finite, 0)
         shortened |= length > share
-        for at in indices:
-            coefficients[at] = share / length.clamp_min(share)
-    return coefficients, shortened, bad
+        for index in indices:
+            coefficients[index] = share / length.clamp_min(share)
+    return coefficients, shortened, not_finite

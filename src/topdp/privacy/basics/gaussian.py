@@ -34,8 +34,8 @@ from topdp.privacy.basics.refusals import PrivacyError, expect_delta, expect_eps
 _ULP = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 # Below e^-45 of its peak, the integrand of `_log_delta_small` is negligible in double precision.
-_CUTOFF = 45.0
-_POINTS = 32  # the number of points that a bisection step evaluates together
+_NEGLIGIBLE_EXPONENT = 45.0
+_POINTS_PER_BISECTION_STEP = 32  # evaluated together
 
 
 @overload
@@ -178,7 +178,7 @@ def _log_delta_small(mu: Floats, low: Floats) -> Floats:
     lose these digits. In the integral nothing cancels, because every factor is positive. It follows from
     Φ(-x)/φ(x) = ∫ e^{-xt - t²/2} dt and e^ε φ(a + μ) = φ(a).
     """
-    end = 2 * _CUTOFF / (low + np.sqrt(low * low + 2 * _CUTOFF))
+    end = 2 * _NEGLIGIBLE_EXPONENT / (low + np.sqrt(low * low + 2 * _NEGLIGIBLE_EXPONENT))
     t = end[..., None] * (_NODES + 1) / 2
     values = -np.expm1(-mu[..., None] * t) * np.exp(-t * (low[..., None] + t / 2))
     # The tail beyond `end` is less than e^-40 of the integral.
@@ -206,7 +206,7 @@ def _bisect(is_private: Callable[[Floats], Bools], private: Floats, other: Float
     not; `is_private` holds for the result. If there are few elements, each call of `is_private` tests several
     points of each, because a call takes about as long for many points as for one.
     """
-    points = max(1, _POINTS // max(1, private.size))
+    points = max(1, _POINTS_PER_BISECTION_STEP // max(1, private.size))
     part = (np.arange(1, points + 1) / (points + 1))[:, None]
     for _ in range(1100):  # enough to halve the whole range of doubles
         with np.errstate(invalid="ignore"):

@@ -106,7 +106,11 @@ def best_bound(
 
 
 def bisected(holds: Certificate, low: float, high: float) -> float:
-    """Return a value just above the least in [low, high] for which `holds` is true; `high` if none is."""
+    """Bisect [low, high] for the threshold above which `holds` is true; return a value just above it.
+
+    `holds` is true for the result, which is at most BOUND_PRECISION times the threshold (or `low`, if that is
+    larger). The result is `high` if `holds` is false for high / BOUND_PRECISION.
+    """
     if not holds(high / BOUND_PRECISION):
         return high
     while high > low * BOUND_PRECISION:

@@ -139,7 +139,10 @@ class PlanNeighbourhoods:
 
 @dataclass
 class _OwnerBounds:
-    """Upper bounds of one owner's μ² at unit sensitivity, for traces that represent all coalitions."""
+    """Upper bounds of one owner's μ² at unit sensitivity, one for each ball radius and trace.
+
+    Every coalition has one of these traces (see the module).
+    """
 
     number: int  # of the owner
     farthest: int  # the largest allowed radius of its ball

@@ -52,7 +52,9 @@ def symmetric_coalitions(
     if plan.rows != plan.agents or len(coalitions) < 2 or unsupported(plan, {Capability.SHARED_DRAWS}):
         return {}
     generators = [turn for turn in _candidates(plan) if _is_symmetry(plan, exposure, turn)]
-    position = {J: at for at, J in enumerate(coalitions)}
+    if not generators:
+        return {}
+    position = {J: index for index, J in enumerate(coalitions)}
     symmetric: dict[int, tuple[int, Ints]] = {}
     for first, J in enumerate(coalitions):
         if first in symmetric:
@@ -62,10 +64,10 @@ def symmetric_coalitions(
             K, so_far = waiting.pop(0)
             for turn in generators:
                 moved = tuple(sorted(turn[list(K)].tolist()))
-                at = position.get(moved)
-                if at is None or at == first or at in symmetric:
+                index = position.get(moved)
+                if index is None or index == first or index in symmetric:
                     continue
-                symmetric[at] = first, turn[so_far]
+                symmetric[index] = first, turn[so_far]
                 waiting.append((moved, turn[so_far]))
     return symmetric
 

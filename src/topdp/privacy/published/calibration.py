@@ -99,8 +99,10 @@ class Calibration(ABC):
             # z is rounded up, so that the claim for z never exceeds ε because of rounding.
             z = self._noise(epsilon, delta, count, batches) * (1 + 1e-13)
             if not 0 < z < math.inf:
+                remedy = "a larger epsilon or fewer releases" if z else "a smaller epsilon"
                 raise PrivacyError(
-                    f"Expected a budget that finite noise > 0 meets, got {epsilon=} for {count} releases."
+                    f"Expected an epsilon for which calibration {self.name} needs finite noise > 0, got "
+                    f"{epsilon:g} for {count} releases. Use {remedy}."
                 )
             exact = gaussian.epsilon_of(
                 math.sqrt(batches.participations(count)) * gaussian.compose([z]), delta

@@ -39,8 +39,8 @@ INK = "#222222"
 PALE = "#D9D9D9"
 
 FORMATS = (".png", ".svg", ".pdf")
-LETTERS = 52  # characters in one line of a title, in a picture of the default width
-COLOURS = 128  # colours of a PNG: enough for lines and text, and a third of the file size
+TITLE_LETTERS = 52  # in one line of a title, in a picture of the default width
+PNG_COLOURS = 128  # enough for lines and text, and a third of the file size
 
 _SETTINGS = tomllib.loads(Path(__file__).with_name("chart_style.toml").read_text(encoding="utf-8"))
 _RC: dict[str, Any] = _SETTINGS["matplotlib"]
@@ -126,6 +126,6 @@ def _with_few_colours(picture: io.BytesIO) -> bytes:
     with Image.open(picture) as image:
         # The method "median cut" would lose the colours of thin parts, such as one line of a legend.
         method = Image.Quantize.MAXCOVERAGE
-        palette = image.convert("RGB").quantize(COLOURS, method=method, dither=Image.Dither.NONE)
+        palette = image.convert("RGB").quantize(PNG_COLOURS, method=method, dither=Image.Dither.NONE)
         palette.save(small, "png", optimize=True, dpi=image.info.get("dpi"))
     return small.getvalue()

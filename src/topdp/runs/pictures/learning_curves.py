@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from topdp.runs.config import RunConfig
 from topdp.runs.metric_labels import is_share, mean_over_classes, metric_names
-from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
+from topdp.runs.pictures.chart_style import TITLE_LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.run_outline import method_of
 
@@ -55,7 +55,7 @@ def draw_curves(
             axes.plot(
                 rounds, mean, label=joined_label(same) or "all", markevery=max(1, len(rounds) // 8), **style
             )
-        axes.set(xlabel="rounds", ylabel=ylabel, title=wrapped(title, LETTERS))
+        axes.set(xlabel="rounds", ylabel=ylabel, title=wrapped(title, TITLE_LETTERS))
         if is_share(metric):
             percent_axis(axes)
         axes.margins(x=0.02)

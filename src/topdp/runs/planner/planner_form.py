@@ -132,7 +132,7 @@ def form_error(error: TopdpError) -> FormError:
     """Return a FormError with the messages of `error` by the keys that they name; a FormError unchanged."""
     if isinstance(error, FormError):
         return error
-    fields, rest = dict[str, str](), list[str]()
+    fields, unassigned = dict[str, str](), list[str]()
     for line in str(error).splitlines():
         line = _ORIGIN.sub("", line)
         named = re.match(r"\s*([a-z_.]+): (.+)", line)
@@ -141,10 +141,10 @@ def form_error(error: TopdpError) -> FormError:
         elif line:
             inside = next((key for key in FORM_KEYS if re.search(rf"\b{re.escape(key)}\b", line)), None)
             if inside is None:
-                rest.append(line.strip())
+                unassigned.append(line.strip())
             else:
                 fields[inside] = line.strip()
-    return FormError("\n".join(rest), fields)
+    return FormError("\n".join(unassigned), fields)
 
 
 def as_toml(config: RunConfig) -> str:

@@ -83,8 +83,8 @@ class DiskWatch:
         if before is not None and before.version == version:
             return before
         line = summary(source)
-        rest = min(MAX_REST_SECONDS, REST_FACTOR * (time.monotonic() - started))
-        return _WatchedSource(source, version, line, started + rest)
+        rest_seconds = min(MAX_REST_SECONDS, REST_FACTOR * (time.monotonic() - started))
+        return _WatchedSource(source, version, line, started + rest_seconds)
 
     async def run(self, events: Events) -> None:
         """Scan until cancelled, and publish the changes."""

@@ -33,7 +33,7 @@ MAX_BYTES_BY_FILE = {"run.json": 10**7, "config.toml": 10**6, "status.json": 10*
 MAX_OTHER_FILE_BYTES = 5 * 10**8
 """Pages do not read larger files; commands do."""
 MAX_UNPACKED_PLAN_BYTES = 2 * 10**9  # a small archive can unpack to more than the machine's memory
-MAX_DEPTH = 5  # of folders below a named path; sweeps and demonstrations have three
+MAX_FOLDER_DEPTH = 5  # below a named path; sweeps and demonstrations have three
 MAX_SOURCES = 1000
 MAX_SCANNED_FOLDERS = 20_000
 
@@ -146,9 +146,9 @@ def _kind(path: Path) -> SourceKind | None:
 
 
 def _folders(top: Path) -> Iterator[Path]:
-    """Yield `top` and the folders in it, down to `MAX_DEPTH`, except hidden and unreadable folders."""
+    """Yield `top` and the folders in it, down to `MAX_FOLDER_DEPTH`, except hidden and unreadable folders."""
     for folder, names, _ in os.walk(top):
         path = Path(folder)
         yield path
-        deep = len(path.relative_to(top).parts) >= MAX_DEPTH
+        deep = len(path.relative_to(top).parts) >= MAX_FOLDER_DEPTH
         names[:] = [] if deep else sorted(name for name in names if not name.startswith("."))

@@ -21,9 +21,9 @@ from topdp.topology.families import grid_columns
 LABEL_LIMIT = 60
 """The most agents whose numbers, names and arrows are drawn. With more agents, all lines are solid."""
 
-_CROWD = 24  # up to this many leaves of one hub are placed on a circle around it; more leaves fill a disc
+_MAX_LEAVES_ON_CIRCLE = 24  # of one hub; more leaves fill a disc
 
-_WIDTH = 6.4  # inches
+_FIGURE_WIDTH_INCHES = 6.4
 _NODE = "#1F2F46"
 
 _CLASSES: tuple[tuple[int, str, str, Any], ...] = (
@@ -46,12 +46,12 @@ def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str |
     with chart_style.house_style():
         x, y = np.abs(positions).max(axis=0) + (0.08 if topology.labels is None else 0.16)
         x, y = max(x, y / 1.25), max(y, x / 2.5)  # not much taller than wide, nor much wider than tall
-        figure = Figure(figsize=(_WIDTH, _WIDTH * float(y / x) + 1.1))
+        figure = Figure(figsize=(_FIGURE_WIDTH_INCHES, _FIGURE_WIDTH_INCHES * float(y / x) + 1.1))
         axes = figure.add_subplot()
         axes.set(xlim=(-x, x), ylim=(-y, y), aspect="equal")
         axes.axis("off")
         handles = _links(axes, topology, positions)
-        _agents(axes, topology, positions, points_per_unit=72 * (_WIDTH - 0.3) / (2 * x))
+        _agents(axes, topology, positions, points_per_unit=72 * (_FIGURE_WIDTH_INCHES - 0.3) / (2 * x))
         axes.set_title(f"{title or _title(topology)}\n", pad=2)
         axes.text(
             0,
@@ -249,11 +249,11 @@ def _hubs(topology: Topology) -> Floats:
         positions[outer] = _circle(len(outer))
         return positions
     most = int(degrees[hubs].max())
-    apart = 1.4 if most <= _CROWD else 1.1 / np.sin(np.pi / max(2, len(hubs)))
+    apart = 1.4 if most <= _MAX_LEAVES_ON_CIRCLE else 1.1 / np.sin(np.pi / max(2, len(hubs)))
     positions[hubs] = apart * middle
     for hub, centre in zip(hubs, middle, strict=True):
         leaves = np.flatnonzero(topology.adjacency[hub] & (degrees == 1))
-        if most > _CROWD:
+        if most > _MAX_LEAVES_ON_CIRCLE:
             positions[leaves] = positions[hub] + _disc(len(leaves))
             continue
         if len(hubs) == 1:

@@ -38,7 +38,7 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
         label = f"{metric} (mean ± standard deviation over seeds)"
         if along is None:
             _column(axes, spreads, metric)
-            axes.set(xlabel=label, title=wrapped(title, chart_style.LETTERS))
+            axes.set(xlabel=label, title=wrapped(title, chart_style.TITLE_LETTERS))
             if is_share(metric):
                 axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         else:
@@ -46,7 +46,7 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
             axes.set(
                 xlabel=along,
                 ylabel=label.replace("(mean ", "(mean\n"),
-                title=wrapped(title, chart_style.LETTERS),
+                title=wrapped(title, chart_style.TITLE_LETTERS),
             )
             if is_share(metric):
                 chart_style.percent_axis(axes)
