@@ -93,7 +93,10 @@ class Recommendation:
 
 
 def recommend(
-    config: RunConfig, graph: Topology, counts: tuple[int, ...], progress: Progress = silent
+    config: RunConfig,
+    graph: Topology,
+    counts: tuple[int, ...],
+    progress: Progress = silent,
 ) -> Recommendation:
     """Return the recommended method and settings, for counts[i] records of agent i and the budget and
     colluders of `config`. Raise ConfigError if no method fits.

@@ -74,7 +74,10 @@ def _begin(
 
 
 def resume(
-    path: Path, device: str = "auto", progress: Progress = silent, callbacks: Iterable[object] = ()
+    path: Path,
+    device: str = "auto",
+    progress: Progress = silent,
+    callbacks: Iterable[object] = (),
 ) -> Result:
     """Continue the unfinished run in `path` from its last checkpoint, and return the result.
 
@@ -100,7 +103,10 @@ def _continue(
 
 
 def run_or_continue(
-    outline: RunOutline, out: Path, device: str = "auto", progress: Progress = silent
+    outline: RunOutline,
+    out: Path,
+    device: str = "auto",
+    progress: Progress = silent,
 ) -> Result:
     """Return the result of a run in `out`: run it, continue it, or read it if it is finished.
 

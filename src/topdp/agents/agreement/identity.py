@@ -20,7 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from topdp.agents.agreement.identity_card import KEY_CURVE, Card, IdentityError, check_name, read_card
+from topdp.agents.agreement.identity_card import (
+    KEY_CURVE,
+    Card,
+    IdentityError,
+    check_name,
+    read_card,
+)
 from topdp.base.files import read_text, write_atomically
 from topdp.errors import TrustError
 
@@ -60,7 +66,9 @@ class Identity:
 
     def key_pem(self) -> bytes:
         return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
 
 

@@ -99,7 +99,11 @@ class LinkWriter:
         return self._lock.locked()
 
     async def send(
-        self, number: int, head: wire.Request | wire.Response, body: bytes, before_last: Callable[[], None]
+        self,
+        number: int,
+        head: wire.Request | wire.Response,
+        body: bytes,
+        before_last: Callable[[], None],
     ) -> None:
         """Write a body in pieces. Pieces of other bodies may come between: the lock is per frame.
 
