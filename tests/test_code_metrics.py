@@ -13,11 +13,11 @@ SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
     "packages": 14,
-    "code lines": 36_800,  # wanted: 36,000
+    "code lines": 36_000,
     "repeated module names": 0,
     "repeated class names": 0,
     "repeated constant names": 0,
-    "vague local names": 110,
+    "vague local names": 80,
     "long positional constructors": 0,
     "arguments of the longest constructor": 19,
 }
