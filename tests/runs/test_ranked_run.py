@@ -83,7 +83,7 @@ def test_ranks_end_where_one_process_ends(folder, tmp_path, name):
     "job, code, words",
     [
         ("more ranks than agents", 2, "3 ranks for 2 agents"),
-        ("another seed on rank 1", 2, "the same configuration on all ranks, got another on rank 1"),
+        ("another seed on rank 1", 2, "the same configuration on all ranks, got another one on rank 1"),
         ("an attack", 2, "attack.name: expected none with several ranks, got 'drift'"),
         ("all records in one place", 2, "got 'central', which has all records in one place"),
         ("features", 2, "data.features: expected none with several ranks, got 'scattering'"),

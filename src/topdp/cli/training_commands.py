@@ -160,7 +160,7 @@ def _compare_seeds(
 def _show_points(points: Sequence[SweepPoint], place: Path, as_json: bool, along_rounds: bool) -> None:
     """Write the numbers and the picture of finished runs, and print their table.
 
-    `along_rounds`: whether the picture has the rounds on its horizontal axis, instead of a key.
+    `along_rounds`: whether the horizontal axis shows rounds; otherwise it shows a configuration key.
     """
     with show_progress(err, "results", "drawing"):
         from topdp.runs import sweep, sweep_summary

@@ -131,8 +131,8 @@ def from_folder(
 ) -> decoding.Arrays | None:
     """Return the verified arrays in `data_dir`, or else in the folder that `TOPDP_DATA` names.
 
-    Return None if the folder contains none of the expected files, or if no folder is named. The first case is
-    appended to `tried`. Raise DataError if the arrays are wrong.
+    Return None if the folder contains none of the expected files, or if no folder is named. In the
+    first case, a line about the folder is appended to `tried`. Raise DataError if the arrays are wrong.
     """
     chosen = data_dir or os.environ.get("TOPDP_DATA")
     if not chosen:

@@ -160,7 +160,10 @@ def _published_sigma(rule: str, epsilon: float, releases: int, records: int) -> 
 
 
 def methods_by_label(lens: str) -> dict[str, str]:
-    """Return the method of each line by label. For `same` and `honest`, baselines equal the plain rule."""
+    """Return the method of each line of a panel, by label.
+
+    Under `same` and `honest` all baselines are the same as `plain`, so one line shows them.
+    """
     if lens == "printed":
         return {name: name for name in ("no-noise", *BASELINES, PROPOSED)}
     return {"no-noise": "no-noise", "every baseline": "plain", PROPOSED: PROPOSED}

@@ -93,7 +93,7 @@ def chosen_number(key: str, value: Number | str) -> Number:
     chose.
     """
     if isinstance(value, str):
-        raise InputError(f"Expected a number for method.{key}, got {value!r}. Name a number.")
+        raise InputError(f"Expected a number for method.{key}, got {value!r}. Set it to a number.")
     return value
 
 

@@ -28,6 +28,7 @@ from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
 from topdp.errors import TopdpError
 from topdp.privacy.answers import GUARANTEES
 
+KEEP_FILE = "The file was changed or is damaged. Do not delete it: its charges were spent."
 PAIR_STATES = ("prepared", "committed", "aborted")
 
 
@@ -91,7 +92,8 @@ def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     for key in delivered.items():
         if key not in charged:
             raise TamperedError(
-                f"The row recorded as delivered to {key[0]} in round {key[1]} was not charged."
+                f"Expected a charge for the row that {ledger.folder / LEDGER_FILE} records as delivered to "
+                f"{key[0]} in round {key[1]}, got none. {KEEP_FILE}"
             )
     expected = {key: digest for key, digest in charged.items() if key[1] > delivered.get(key[0], -1)}
     for receiver, round, digest, body in ledger.database.rows(
@@ -102,9 +104,11 @@ def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
         # Bytes are deleted by a later release than their own, once they are acknowledged.
         early = body is None and round == ledger.round and not ledger.finished(str(receiver))
         if booked != digest or not whole or early:
-            raise TamperedError(f"The row for {receiver} in round {round} differs from the charged row.")
+            raise TamperedError(
+                f"The row for {receiver} in round {round} differs from the charged row. {KEEP_FILE}"
+            )
     for to, missing in expected:
-        raise TamperedError(f"The row charged for {to} in round {missing} is not in the outbox.")
+        raise TamperedError(f"The row charged for {to} in round {missing} is not in the outbox. {KEEP_FILE}")
 
 
 def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
@@ -126,7 +130,7 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     if entries and entries[-1].books != bound:
         raise TamperedError(
             f"{ledger.folder / LEDGER_FILE}: notes, received rows, statements or delivered rows differ from "
-            "those at the last charge."
+            f"those at the last charge. {KEEP_FILE}"
         )
     late = ledger.database.one("SELECT max(charges) FROM notes")
     if late and late[0] is not None and int(str(late[0])) > len(entries):

@@ -92,12 +92,15 @@ def mark_applied(db: Connection, round: int, applied: Iterable[tuple[str, int]],
         if update.rowcount != 1:
             raise LedgerError(
                 f"Expected the row of {sender} in round {sent_round} to be received and not yet used, but it "
-                "is not."
+                "is not. Keep the state folder, and report this as a fault of topdp."
             )
     if pair is not None:
         once = "id = ? AND status = 'committed' AND applied IS NULL"
         if db.execute(f"UPDATE pairs SET applied = ? WHERE {once}", (round, pair)).rowcount != 1:
-            raise LedgerError(f"Expected a committed and unused exchange, got {pair}, which is not.")
+            raise LedgerError(
+                f"Expected the exchange {pair} to be committed and not yet used, but it is not. Keep the "
+                "state folder, and report this as a fault of topdp."
+            )
 
 
 def delete_unneeded(

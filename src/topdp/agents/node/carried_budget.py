@@ -62,12 +62,15 @@ def remaining_budget(amendment: Amendment, name: str, ledger: Ledger) -> float:
     """
     federation, agent = ledger.meta["federation"], ledger.meta["agent"]
     has_ended = ledger.final_round is not None and ledger.round >= amendment.round
-    if (federation, agent) != (amendment.manifest, name) or not has_ended:
+    if (federation, agent) != (amendment.manifest, name):
         raise TrustError(
-            f"--after: expected the ledger of {name} for the run {amendment.manifest[:16]}, ended with round "
-            f"{amendment.round}, got that of {agent} for {federation[:16]}"
-            f"{'' if has_ended else ', which has not ended'}. First end that run with `topdp agent start "
-            "--amended-by`, so that it spends nothing more."
+            f"--after: expected the ledger of {name} for the run {amendment.manifest[:16]}, got that of "
+            f"{agent} for {federation[:16]}. Name the state folder of {name} for that run."
+        )
+    if not has_ended:
+        raise TrustError(
+            f"--after: expected a ledger that ended with round {amendment.round}, got one that has not "
+            "ended. First end that run with `topdp agent start --amended-by`, so that it spends nothing more."
         )
     granted = min(amendment.granted[name], start_choices.recorded_budget(ledger) or math.inf)
     remaining = granted - max(amendment.spent[name], infinite_if_none(ledger.spent))

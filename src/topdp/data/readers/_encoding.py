@@ -68,7 +68,10 @@ def expect_columns(table: Table, schema: Schema) -> None:
             f"{schema_template(columns, schema)}\n"
         )
     if not schema.inputs:
-        raise SchemaError(f"{table.origin}: expected at least one column in ranges or categories, got none.")
+        raise SchemaError(
+            f"{table.origin}: expected at least one input column, got none: every column is a target or "
+            "ignored. Put a column under ranges or categories."
+        )
 
 
 def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:

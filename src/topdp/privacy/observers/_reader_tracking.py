@@ -38,10 +38,10 @@ DROP_EVERY_ROUNDS = 4
 
 
 class TrackedChanges(NamedTuple):
-    """The results of one question.
+    """What an observer learns about the owners of one question (see `_reader_layout`).
 
-    `bands`: the band of M of each owner. `aligned` [owners, classes]: the sum of M over each residue class of
-    rounds.
+    `bands`: the band of M of each owner. `aligned` [owners, classes]: the sum of M over the rounds that are
+    equal modulo the period.
     """
 
     bands: list[Band]

@@ -111,7 +111,7 @@ class ProcessGroup:
         different = [rank for rank, other in enumerate(values) if other != values[0]]
         if different:
             ranks = f"{'rank' if len(different) == 1 else 'ranks'} {', '.join(map(str, different))}"
-            raise RankError(f"Expected the same {what} on all ranks, got another on {ranks}: {to_do}")
+            raise RankError(f"Expected the same {what} on all ranks, got another one on {ranks}: {to_do}")
 
     def exchange(
         self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]

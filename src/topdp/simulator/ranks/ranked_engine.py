@@ -103,6 +103,8 @@ class BorderExchange:
     def __call__(self, round: int, rows: Tensor) -> Callable[[], None]:
         """Start the exchange for `round`, and return a function that waits until all guests have arrived.
 
+        Guests are rows of agents on other ranks, from which local rows are mixed.
+
         `rows`: the rows that this rank made in the previous round, followed by space for the guests of
         `round`.
         """

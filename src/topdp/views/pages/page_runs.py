@@ -41,7 +41,7 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
 def _runs_below(path: Path) -> list[Path]:
     """Return the run folders below `path`, in natural order; none if `path` is not a folder.
 
-    A comparison contains METHOD, a comparison with seeds METHOD/seed-0, and a sweep 001.
+    They have names such as METHOD in a comparison, METHOD/seed-0 in one with seeds, and 001 in a sweep.
     """
     if not path.is_dir():
         return []

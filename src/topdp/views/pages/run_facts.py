@@ -70,7 +70,8 @@ def run_facts(folder: RunFolder, max_seconds: float = privacy_costs.MAX_CURVE_SE
         raise
     except (*UNREADABLE_FILE_ERRORS, ArithmeticError, MemoryError) as error:
         raise RunFolderError(
-            f"Expected a run written by topdp in {folder.path}, but could not read it: {error!r:.200}."
+            f"Expected a run written by topdp in {folder.path}, but could not read it: {error!r:.200}. "
+            "Restore its files from a copy, or leave this folder out."
         ) from error
     facts = {**fixed, **progress, "notes": [*progress["notes"], *fixed["notes"]]}
     facts_check.expect_text(facts, folder.path)
