@@ -1,4 +1,4 @@
-"""Products for all agents equal plain torch expressions, bit for bit whichever agents share a process."""
+"""Tests that products for all agents equal plain torch expressions, and do not depend on other agents."""
 
 import math
 
@@ -8,6 +8,16 @@ from torch import nn
 
 from topdp.learning.gradients import ClippedGradients, agent_products
 from topdp.learning.models import FlatModel
+
+
+@pytest.fixture(autouse=True, params=["torch", "onednn"])
+def library(request, monkeypatch):
+    """Run each test with either library, whatever the processor and the size of the products."""
+    if request.param == "onednn" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("This torch has no oneDNN.")
+    monkeypatch.setattr(agent_products, "_prefers_onednn", lambda: request.param == "onednn")
+    monkeypatch.setattr(agent_products, "MIN_ONEDNN_MULTIPLICATIONS", 0)
+    return request.param
 
 
 def inside(*shape):
@@ -76,7 +86,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_matrices_of_different_sizes_are_refused(what):
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, ValueError)):
         WRONG[what]()
 
 
@@ -93,3 +103,17 @@ def test_an_agents_sum_does_not_depend_on_the_other_agents(examples, width):
     for first, last in ((0, 2), (2, 5), (3, 9), (7, 9)):
         few = (part[first:last].clone() for part in (rows, x, y))
         assert torch.equal(gradients.clipped_sum(*few), everyone[first:last])
+
+
+def test_onednn_computes_only_large_products_in_float32_on_a_cpu(library, monkeypatch):
+    calls, real = [], agent_products._onednn_linear
+    monkeypatch.setattr(agent_products, "_onednn_linear", lambda *given: calls.append(1) or real(*given))
+    a, weight = torch.rand(3, 4, 5), torch.rand(3, 7, 5)
+    agent_products.agent_linear(a, weight, None)
+    agent_products.add_outer(torch.zeros(3, 7, 5), torch.rand(3, 4, 7), a)
+    assert len(calls) == (6 if library == "onednn" else 0)
+    calls.clear()
+    agent_products.agent_linear(a.double(), weight.double(), None)
+    monkeypatch.setattr(agent_products, "MIN_ONEDNN_MULTIPLICATIONS", 4 * 5 * 7 + 1)
+    agent_products.agent_linear(a, weight, None)
+    assert calls == []
