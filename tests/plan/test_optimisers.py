@@ -13,6 +13,7 @@ from topdp import topology
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, PlanError, optimised, plan_file, prune, schedules
+from topdp.plan.optimisers import _add_source
 from topdp.protocols import Central, Correlated
 from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.run_stacking import StackedNoise, stack_plans
@@ -232,3 +233,12 @@ def test_a_file_that_lacks_arrays_of_adam_is_rejected(tmp_path, lacking):
     np.savez(path, **arrays)
     with pytest.raises(PlanError):
         plan_file.load(path)
+
+
+def test_a_source_is_never_lost_for_lack_of_an_empty_column():
+    rows, weight = np.array([0]), np.array([[0.5, 0.5]])
+    with pytest.raises(AssertionError):
+        _add_source(np.array([[3, 4]]), weight, rows, np.array([5]), 0.1)
+    source = np.array([[3, 4]])
+    _add_source(source, weight, rows, np.array([4]), 0.1)
+    assert source.tolist() == [[3, 4]] and weight.tolist() == [[0.5, 0.6]]

@@ -301,5 +301,7 @@ def _add_source(source: Ints, weight: Floats, rows: Ints, added: Ints, share: fl
     """
     present = source[rows] == added[:, None]
     column = np.where(present.any(axis=1), present.argmax(axis=1), (source[rows] == NOBODY).argmax(axis=1))
+    # Without an empty column, `argmax` would name column 0, and the plan would lose a source.
+    assert (present.any(axis=1) | (source[rows, column] == NOBODY)).all()
     source[rows, column] = added
     weight[rows, column] += share
