@@ -213,9 +213,11 @@ def test_the_remaining_budget_follows_from_the_ledger_of_the_earlier_run(amended
     assert remaining(spent=spent * 1.2) == granted - spent * 1.2
     own = remaining(budget=repr((granted + spent) / 2))  # an own budget stays, as at a restart
     assert own == pytest.approx((granted - spent) / 2)
-    for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"final_round": None}):
+    for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}):
         with pytest.raises(TrustError, match=f"expected the ledger of {name} for the run"):
             remaining(**other)
+    with pytest.raises(TrustError, match=f"expected a ledger that ended with round {told.round}"):
+        remaining(final_round=None)
     for other in ({"spent": granted}, {"spent": None}, {"budget": repr(spent)}):
         with pytest.raises(BudgetError):
             remaining(**other)
