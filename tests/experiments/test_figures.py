@@ -35,6 +35,7 @@ def test_the_numbers_of_a_figure_agree_with_its_runs(out, scale):
                         assert numbers.curves[panel.title, label, x, config.seed] == curve
 
 
+@pytest.mark.slow
 def test_pictures_and_verdicts_follow_from_the_numbers_alone(made, scale, tmp_path):
     out, verdicts = made
     (tmp_path / "runs").mkdir()

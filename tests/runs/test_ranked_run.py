@@ -79,6 +79,7 @@ def test_ranks_end_where_one_process_ends(folder, tmp_path, name):
     assert RunFolder.open(folder / name).fact("ranks") == ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job, code, words",
     [

@@ -52,6 +52,7 @@ def status(topdp, name):
     return json.loads(topdp("agent", "status", "--state", f"{name}/state", "--json").out)
 
 
+@pytest.mark.slow
 def test_a_departed_member_is_replaced_and_the_costs_of_both_runs_add_up(sites, topdp):
     cards = [f"{name}/identity/card.toml" for name in (*FIRST, "dora")]
     settings = [f"rounds={ROUNDS}", f"privacy.epsilon={EPSILON}", "model.name=linear"]

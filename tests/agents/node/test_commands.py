@@ -26,6 +26,7 @@ def small(data, *changes):
     return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
 
 
+@pytest.mark.slow
 def test_a_demonstration_that_was_killed_and_resumed_agrees_with_the_simulator(
     data, tmp_path, topdp, killed_at
 ):
@@ -124,6 +125,7 @@ def test_commands_create_identities_and_a_manifest(tmp_path, topdp):
     assert warned.code == 0 and "charge by worst case" in " ".join(warned.err.split())
 
 
+@pytest.mark.slow
 def test_agents_with_pair_noise_finish_after_one_of_six_is_killed_for_good(data, tmp_path, topdp, killed_at):
     """Real processes and mutual TLS: training ends, ledgers verify, and nobody exceeds its budget."""
     wanted = small(

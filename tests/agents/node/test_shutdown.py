@@ -119,6 +119,7 @@ def test_tasks_that_do_not_end_are_named_and_left_behind(monkeypatch, caplog):
     assert "stubborn" in caplog.text and "did not end" in caplog.text
 
 
+@pytest.mark.slow
 def test_real_agents_end_when_asked_to_stop(capsys):
     """Runs two of the stops of `benchmarks/stops.py`: at random moments, over real links."""
     stops = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "stops.py"))

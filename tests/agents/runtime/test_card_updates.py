@@ -168,6 +168,7 @@ def test_an_honest_agent_stays_below_the_limit_of_successors_and_warns(tmp_path,
     ledger.close()
 
 
+@pytest.mark.slow
 def test_links_take_a_new_certificate_and_then_no_longer_the_old_one():
     """Uses TLS, for agents that dial and agents that listen; the others do not restart."""
     site = Federation(("ant", "bee", "cat"))

@@ -108,6 +108,7 @@ HARMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HARMS)
 def test_a_malicious_relay_can_keep_agents_waiting_and_nothing_else(case):
     """The data that arrive are those that were sent, by the right sender, once the relay passes them on."""
@@ -209,6 +210,7 @@ def test_a_replayed_stream_has_no_effect():
     run(body())
 
 
+@pytest.mark.slow
 def test_a_relay_may_start_late_and_restart():
     async def body():
         federation, address = firewalled()
