@@ -26,6 +26,7 @@ from topdp.learning.gradients.gradient_checks import FailureFlags, expect_finite
 from topdp.learning.gradients.layer_rules import has_no_global_hooks
 from topdp.learning.gradients.linear_layers import by_copy
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
+from topdp.learning.gradients.record_streams import RecordStreams, record_streams
 from topdp.learning.gradients.tape import NotFoldedError
 from topdp.learning.losses import Loss, named_loss
 from topdp.learning.models import FlatModel
@@ -56,9 +57,9 @@ class ClippedGradients:
     example. `clipping` is one of `CLIPPING_KINDS`: by one factor, layer by layer, or to one norm. Under each
     rule, the norm of a clipped gradient is at most `clip`. Parameters with `requires_grad=False` get a zero
     gradient and do not count in norms. Layers run in the mode (training or evaluation) of the given module.
-    Dropout in training mode draws one mask per example from torch's global generator, which the engine seeds;
-    clipping works with it. The object holds buffers of the current pass, so only one thread may use it at a
-    time.
+    Dropout in training mode draws one mask per example, from a stream of the example's position
+    (`record_streams`) whose base is a number of torch's global generator; clipping works with it. The object
+    holds buffers of the current pass, so only one thread may use it at a time.
 
     The fast path covers Linear, Conv1d to Conv3d, Embedding, MultiheadAttention and torch's transformer
     layers, RNN, GRU, LSTM and their cells, LayerNorm, RMSNorm, GroupNorm, InstanceNorm, and BatchNorm in
@@ -70,13 +71,14 @@ class ClippedGradients:
     **Guarantees.** Each example changes only its own agent's sum, by a vector of l2 norm at most clip·weight.
     This holds for all data, losses and rows, and for either adjacency. An example is a batch of one in all
     code that neither belongs to topdp nor is known to treat examples one by one (`layer_rules`, `isolation`).
-    A model or a loss in which something changes from call to call is refused (`kept_state`); random numbers
-    that do not depend on data are allowed. An example adds exactly nothing, and does not disturb any other
-    example, if its gradient is not finite, if the gradient is so long that its norm is not finite, or if the
-    model fails on the example. Norms and sums are rounded like the rest of the model. Nothing is subtracted
-    for the relative error, which is about 1e-6 in float32 and 1e-15 in float64. If sums cancel or underflow,
-    the computed norms are too long rather than too short. Assumption: user code is not written to circumvent
-    this, because Python code can reach everything in its process.
+    A model or a loss in which something changes from call to call is refused (`kept_state`), and so is one
+    that seeds generators. It may draw numbers of torch, also a number of them that depends on the example:
+    this changes the numbers of no other example. An example adds exactly nothing, and does not disturb any
+    other example, if its gradient is not finite, if the gradient is so long that its norm is not finite, or
+    if the model fails on the example. Norms and sums are rounded like the rest of the model. Nothing is
+    subtracted for the relative error, which is about 1e-6 in float32 and 1e-15 in float64. If sums cancel or
+    underflow, the computed norms are too long rather than too short. Assumption: user code is not written to
+    circumvent this, because Python code can reach everything in its process.
 
     >>> import torch
     >>> gradients = ClippedGradients(nn.Linear(3, 2), clip=1.0)
@@ -136,6 +138,11 @@ class ClippedGradients:
         finally:
             self._failure_flags = before
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether the model may draw random numbers: it has dropout, or contains user code."""
+        return not self.repeatable or any(map(path_check.draws_dropout, self.flat.module.modules()))
+
     def clipped_sum(
         self,
         rows: Tensor,
@@ -177,6 +184,27 @@ class ClippedGradients:
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
+        with record_streams(self.may_draw, rows.device) as streams:
+            return self._sum(
+                rows, inputs, targets, weights, out, microbatch, copies, fresh, totals, key, streams
+            )
+
+    def _sum(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        out: Tensor,
+        microbatch: int | None,
+        copies: int,
+        fresh: bool,
+        totals: Tensor | None,
+        key: ExampleKey,
+        streams: RecordStreams,
+    ) -> Tensor:
+        """Return the result of `clipped_sum` for checked arguments."""
+        n, b = rows.shape[0], inputs.shape[1]
         if copies > 1 and self._folded is not None and self._folded.shares:
             once = math.prod(inputs.shape[2:])
             elements = once + copies * max(1, self._elements[key] - once)
@@ -185,7 +213,9 @@ class ClippedGradients:
             for i, j in example_blocks(n // copies, b, capacity):
                 own = by_copy(rows, copies)[:, i].flatten(0, 1)
                 weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
-                losses, contributions = self._contributions(own, inputs[i, j], targets[i, j], copies)
+                losses, contributions = self._contributions(
+                    own, inputs[i, j], targets[i, j], streams, (i.start, j.start), copies
+                )
                 sums = torch.zeros_like(own)
                 self._add(sums, losses, contributions, weight, None)
                 by_copy(out, copies)[:, i] += by_copy(sums, copies)
@@ -195,7 +225,9 @@ class ClippedGradients:
         capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
         for i, j in example_blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
-            losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
+            losses, contributions = self._contributions(
+                rows[i], inputs[i, j], targets[i, j], streams, (i.start, j.start)
+            )
             block_totals = None if totals is None else totals[:, i]
             self._add(out[i], losses, contributions, weight, block_totals, fresh and j.start == 0)
         return out
@@ -247,14 +279,19 @@ class ClippedGradients:
         return fast.shape == slow.shape and torch.allclose(fast, slow, 1e-3, 1e-3 * float(slow.abs().max()))
 
     def _contributions(
-        self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        streams: RecordStreams,
+        first: tuple[int, int],
+        copies: int = 1,
     ) -> LossesAndContributions:
-        path = self._plain if self._folded is None else self._folded
+        """Return losses and contributions of a block. `first`: positions of its first agent and example."""
+        if copies > 1 and self._folded is None:
+            inputs, targets, copies = torch.cat([inputs] * copies), torch.cat([targets] * copies), 1
         try:
-            if copies == 1:
-                return path.contributions(rows, inputs, targets)
-            if self._folded is not None:
-                return self._folded.contributions(rows, inputs, targets, copies)
+            return self._batched(rows, inputs, targets, streams, first, copies)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -263,14 +300,59 @@ class ClippedGradients:
             if copies == 1:
                 made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
                 try:
-                    path.contributions(*made_up)
+                    self._batched(*made_up, streams, first)
                 except Exception:  # the model fails on made-up records too, so the model is the cause
                     self._folded = None
                     self._announce(first_line(error))
+                    return self._plain.one_by_one(rows, inputs, targets, streams, first)
                 # Otherwise a record is the cause, such as an invalid token id. It counts as zero, and no
                 # warning is given.
-                return self._plain.one_by_one(rows, inputs, targets)
-        return self._contributions(rows, torch.cat([inputs] * copies), torch.cat([targets] * copies))
+                return self._without_failing(rows, inputs, targets, made_up, streams, first)
+        return self._contributions(
+            rows, torch.cat([inputs] * copies), torch.cat([targets] * copies), streams, first
+        )
+
+    def _batched(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        streams: RecordStreams,
+        first: tuple[int, int],
+        copies: int = 1,
+    ) -> LossesAndContributions:
+        streams.begin(*first)
+        if self._folded is None:
+            return self._plain.contributions(rows, inputs, targets, streams, first)
+        result = self._folded.contributions(rows, inputs, targets, copies)
+        streams.expect_unseeded()
+        return result
+
+    def _without_failing(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        made_up: path_check.ProbeBatch,
+        streams: RecordStreams,
+        first: tuple[int, int],
+    ) -> LossesAndContributions:
+        """Return losses and contributions of a block in which the model fails on some examples.
+
+        Made-up examples take their places, and their losses are NaN. So the other examples are computed as if
+        none had failed: with the same random numbers and the same rounding.
+        """
+        alone = self._plain.one_by_one(rows, inputs, targets, streams, first)
+        failing = alone[0].isnan()
+        safe_inputs, safe_targets = (
+            torch.where(failing.view(*failing.shape, *[1] * (part.dim() - 2)), other, part)
+            for part, other in ((inputs, made_up[1]), (targets, made_up[2]))
+        )
+        try:
+            losses, contributions = self._batched(rows, safe_inputs, safe_targets, streams, first)
+        except Exception:  # the model fails on the batch, but on no single example
+            return alone
+        return losses.masked_fill(failing, math.nan), contributions
 
     def _add(
         self,
@@ -282,6 +364,7 @@ class ClippedGradients:
         fresh: bool = False,
     ) -> None:
         factors, shortened, bad = clip_factors(self.clipping, contributions, self.clip, self._layers)
+        bad = bad | losses.isnan()
         if bool(bad.any()) if self._failure_flags is None else self._failure_flags.note_examples(bad):
             for _, contribution in contributions:
                 contribution.blank(bad)
@@ -315,7 +398,8 @@ class ClippedGradients:
                     self._warn(comparison.remarks)
                     return comparison.elements
                 self._folded, self._reason = None, comparison.reason
-            refusal = self._plain.try_isolated(*probes)
+            with path_check.forked_generators(rows.device):
+                refusal = self._plain.try_isolated(*probes)
         self._announce(
             f"vmap refuses this model ({refusal}); examples run one by one" if refusal else self._reason
         )

@@ -91,11 +91,24 @@ class _BatchAccessGuard(TorchFunctionMode):
             raise BatchAccessError("the model prints a tensor, and the text shows all examples")
         if torch._C._len_torch_dispatch_stack() > self._modes:
             raise BatchAccessError("the model uses a TorchDispatchMode, which sees all examples")
+        if _operator_name(func) in REJECTION_SAMPLERS:
+            raise BatchAccessError(f"{func} draws more random numbers for some examples than for others")
         if isinstance(func, OpOverload | OpOverloadPacket) and _namespace(func) not in ("aten", "prims"):
             raise BatchAccessError(f"the operator {func} may have its own batching rule")
         if getattr(func, "__name__", "") == "custom_function_call" and _has_custom_rule(args[0]):
             raise BatchAccessError(f"the autograd function {args[0].__name__} has its own batching rule")
         return func(*args, **(kwargs or {}))
+
+
+# Samplers that draw until a number is accepted, from one generator for all examples.
+REJECTION_SAMPLERS = ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+
+
+def _operator_name(func: Any) -> str:
+    if isinstance(func, OpOverload | OpOverloadPacket):
+        packet = func._overloadpacket if isinstance(func, OpOverload) else func
+        return str(packet._qualified_op_name).partition("::")[2]
+    return str(getattr(func, "__name__", ""))
 
 
 def _namespace(operator: OpOverload | OpOverloadPacket) -> str:

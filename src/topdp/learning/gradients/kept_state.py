@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from topdp.errors import InputError
+from topdp.learning.gradients.record_streams import generator_states
 from topdp.learning.losses import PerExampleLoss
 
 StateTokens = list[tuple[str, Any]]
@@ -63,18 +64,24 @@ class StateSnapshot:
         self._what = what
         self._given = given
         self._contents = contents
-        self._before = self._tokens()
+        self._before, self._generators = self._tokens(), generator_states()
         self._versions = [tensor._version for tensor in given]
 
     def expect_unchanged(self) -> None:
         """Raise InputError if the state has changed.
 
         **Guarantees.** The error is raised if anything that the snapshot covers has changed, and before a
-        result is returned.
+        result is returned. The snapshot also covers the global generators of Python and NumPy.
         """
         for before, after in itertools.zip_longest(self._before, self._tokens()):
             if before != after:
                 raise _state_error((after or before)[0], self._what)
+        for (name, before), (_, after) in zip(self._generators, generator_states(), strict=True):
+            if before != after:
+                raise InputError(
+                    f"Expected {self._what} that do not use {name}, got code that does. Then a record could "
+                    "change the random numbers of others. Draw with torch.rand and the like."
+                )
         if self._versions != [tensor._version for tensor in self._given]:
             raise InputError(
                 f"Expected {self._what} that do not change records, got code that writes into its "

@@ -9,7 +9,7 @@ itself. No decision depends on a private record.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import final
@@ -26,8 +26,10 @@ from topdp.learning.gradients.isolation import operator_without_batch_rule
 from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_tensors, leaked_tensors
 from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
+from topdp.learning.gradients.record_streams import RecordStreams
 from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel
+from topdp.plan.batches import Batches
 
 PROBE_AGENTS, PROBE_EXAMPLES = 2, 3
 # Scales of made-up records. A model that keeps state only for unusual values must show it here.
@@ -74,7 +76,7 @@ def compare_paths(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> PathCompar
     draws random numbers itself can be compared only in evaluation mode.
     """
     rows = probes[0]
-    with _forked_generators(rows.device), full_precision_products():
+    with forked_generators(rows.device), full_precision_products():
         module = _without_dropout(flat.module)
         reason = "the fast path failed"
         for dtype, tolerance in ((torch.float64, 1e-8), (rows.dtype, 1e-3)):
@@ -136,7 +138,7 @@ def _returns_probabilities(flat: FlatModel, probes: ProbeBatch) -> bool:
 def _try_model(flat: FlatModel, row: Tensor, x: Tensor) -> Tensor | None:
     """Return the model's output for the made-up records `x`; None if the model does not run on them."""
     module = copy.deepcopy(flat.module).to(device=row.device, dtype=row.dtype)
-    with torch.no_grad(), _forked_generators(row.device), suppress(Exception):
+    with torch.no_grad(), forked_generators(row.device), suppress(Exception):
         outputs = functional_call(module, flat.named(row), (x.clone(),))
         return outputs if isinstance(outputs, Tensor) else None
     return None
@@ -151,7 +153,7 @@ def _mixes_examples(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> bool:
     def losses(*which: slice) -> Tensor:
         return torch.cat([loss(functional_call(module, parameters, (x[i],)), y[i]) for i in which])
 
-    with torch.no_grad(), _forked_generators(rows.device), full_precision_products():
+    with torch.no_grad(), forked_generators(rows.device), full_precision_products():
         try:
             if not torch.equal(losses(slice(None)), losses(slice(None))):
                 module.eval()  # the model draws random numbers itself
@@ -182,7 +184,20 @@ def draws_dropout(layer: nn.Module) -> bool:
     return isinstance(layer, _DropoutNd)
 
 
-def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
+def expect_no_dropout_in_samples(module: nn.Module, batches: Sequence[Batches]) -> None:
+    """Raise InputError for a model with dropout if batches are Poisson samples.
+
+    Masks follow from places in a batch. So whether a sample contains one record would change the masks of
+    others, and the account of samples assumes that it adds one gradient.
+    """
+    if any(own.sampled for own in batches) and any(map(draws_dropout, module.modules())):
+        raise InputError(
+            'data.batch: expected "full" or a cycle for a model with dropout, got Poisson samples, in which '
+            "one record would change the masks of others. Remove the dropout, or change data.batch."
+        )
+
+
+def forked_generators(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that restores torch's global generators at its end."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
@@ -255,7 +270,7 @@ def check_model_call(
     a tensor (`model_calls`). Raise InputError if the model does not run on a single example. The model runs
     on made-up records; if it fails on these, it must run on the first real records instead.
 
-    **Guarantees.** A model or a loss that keeps state between two calls is refused.
+    **Guarantees.** A model or a loss that keeps state between two calls, or seeds generators, is refused.
     """
     rows, x, y = probes
     probe = disable_inference_kernels(copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype))
@@ -264,7 +279,9 @@ def check_model_call(
     def call(x: Tensor, y: Tensor) -> None:
         loss(call_model(probe, flat.named(rows[0]), x), y)
 
-    with torch.no_grad(), _forked_generators(rows.device):
+    with torch.no_grad(), forked_generators(rows.device):
+        streams = RecordStreams(0, rows.device)
+        streams.begin(0)
         try:
             call(x[0], y[0])
         except Exception:
@@ -281,6 +298,7 @@ def check_model_call(
         for size in MODEL_PROBE_SCALES:
             with suppress(Exception):  # the model may fail on such records, which then count as zero
                 call(x[0] * size if x.is_floating_point() else x[0], y[0])
+        streams.expect_unseeded()
     memory.expect_unchanged()
 
 

@@ -20,6 +20,7 @@ from topdp.learning.gradients.ghost_norms import Dense, LossesAndContributions, 
 from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
 from topdp.learning.gradients.kept_state import StateSnapshot
 from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
+from topdp.learning.gradients.record_streams import RecordStreams
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel
 
@@ -52,24 +53,41 @@ class PerExamplePath:
             return first_line(error)
         return None
 
-    def contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
+    def contributions(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        streams: RecordStreams | None = None,
+        first: tuple[int, int] = (0, 0),
+    ) -> LossesAndContributions:
         """Return losses [n, b] and the contributions of all parameters.
 
-        rows [n, d], inputs and targets [n, b, ...].
+        rows [n, d], inputs and targets [n, b, ...]. `streams`, `first`: as in `one_by_one`.
         """
         if self._loop:
-            return self.one_by_one(rows, inputs, targets)
+            return self.one_by_one(rows, inputs, targets, streams, first)
         self._module.to(device=rows.device, dtype=rows.dtype)
         memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=False)
         losses, gradients = self._isolated(rows, inputs, targets)
         memory.expect_unchanged()
         return losses, self._dense(gradients)
 
-    def one_by_one(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
+    def one_by_one(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        streams: RecordStreams | None = None,
+        first: tuple[int, int] = (0, 0),
+    ) -> LossesAndContributions:
         """Return the result of `contributions`, computed in a Python loop.
 
-        Raise InputError if the model changes its parameters.
+        Each example draws random numbers from its own stream of `streams`. `first`: the positions of the
+        first agent and example of this block. Raise InputError if the model changes its parameters or seeds
+        generators.
         """
+        streams = streams or RecordStreams(None, rows.device)
         self._module.to(device=rows.device, dtype=rows.dtype)
         memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
         losses = rows.new_full(inputs.shape[:2], math.nan)
@@ -80,6 +98,7 @@ class PerExamplePath:
                 name: view.detach().requires_grad_() for name, view in self._flat.named(row_copy).items()
             }
             for j in range(inputs.shape[1]):
+                streams.begin(first[0] + i, first[1] + j)
                 try:
                     with torch.enable_grad():
                         loss = self._example_loss(leaves, inputs[i, j], targets[i, j])
@@ -92,6 +111,7 @@ class PerExamplePath:
                     raise
                 except Exception:  # the record is the cause, because the model ran on others (`path_check`)
                     gradients[i, j] = math.nan
+                streams.expect_unseeded()
             # The model must not set attributes or gradients of its parameters either.
             written = any(vars(leaf) or leaf.grad is not None for leaf in leaves.values())
             frozen = not all(leaf.requires_grad for leaf in leaves.values())
