@@ -10,6 +10,7 @@ import pytest
 
 from builders import AVERAGING, WITH_VIEW
 from topdp import topology
+from topdp.base.number_text import rounded_up
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.accounting import Account
 from topdp.privacy.accounting import account as account_of
@@ -256,9 +257,24 @@ def test_an_exposure_for_another_number_of_agents_is_rejected(agents):
 
 def test_false_claims_have_a_warning_with_the_true_epsilon():
     found = account(plan("plain-sync", 0.05), analysis(calibration="udp"), DELTA)
-    (warning,) = found.summary()["warnings"]
+    warning, large = found.summary()["warnings"]
     assert "Calibration 'udp' claims epsilon=" in warning and "exactly epsilon=" in warning
+    assert "is larger than 10: one record can make what others see" in large
     assert found.claimed.largest < found.worst_case.largest
+
+
+def test_a_large_epsilon_has_a_warning_if_the_account_relies_on_it():
+    """The worst case exceeds 10, `adaptive` does not."""
+    made = plan("top-sync", 0.2)
+    with_all = account(made, analysis(), DELTA)
+    assert with_all.adaptive.largest < 10 < with_all.worst_case.largest
+    assert "warnings" not in with_all.summary()
+    for found in (
+        account_of(made, analysis(), DELTA),
+        account(made, analysis(), DELTA, guarantee="worst-case"),
+    ):
+        (warning,) = found.summary()["warnings"]
+        assert warning.startswith(f"epsilon {rounded_up(with_all.worst_case.largest)} is larger than 10: ")
 
 
 def test_a_given_view_is_not_computed_again():

@@ -96,7 +96,7 @@ def test_the_account_after_calibration_equals_the_budget(guarantee, name):
         if guarantee == "claimed":  # agents are calibrated separately, so each uses up its budget
             assert share.min() >= 1 - 1e-6
         elif budget == "common" and "plain" in name and "sync" in name and batch == "full":
-            assert share.min() > 0.5
+            assert share.min() > 0.4
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)

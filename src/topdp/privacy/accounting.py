@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from topdp.base.array_types import Floats
+from topdp.base.number_text import rounded_up
 from topdp.plan import Plan
 from topdp.privacy.answers import ANSWERS, NOT_ASKED, Answer, AnswerKind, answer_kind, expect_on_request
 from topdp.privacy.answers.answer_kind import largest_finite
 from topdp.privacy.basics.privacy_loss import GaussianLoss
-from topdp.privacy.basics.refusals import NotCovered, expect_delta, expect_supported
+from topdp.privacy.basics.refusals import NotCovered, expect_deltas, expect_supported
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
@@ -29,11 +31,15 @@ FALSE_ALARMS = (0.01, 0.05)
 # The most observers for which JSON lists each pair of owner and observer.
 MAX_LISTED_OBSERVERS = 100
 
+# The ε above which an account gives a warning.
+MAX_USUAL_EPSILON = 10.0
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Account:
-    """The account of a plan: all privacy answers at one δ.
+    """The account of a plan: all privacy answers, for each agent at its δ.
 
+    `delta`: the δ of all agents, or a list with one for each agent.
     `answers`: by JSON key, in the order of `ANSWERS`; `account.adaptive` is `account.answers["adaptive"]`.
     `guarantee`: the name of the answer that meets the budget; None if the noise was given instead of a
     budget. `colluders`: the size of the coalitions, in the answers that depend on it. `warnings`: sentences
@@ -54,7 +60,7 @@ class Account:
     finite, not asked
     """
 
-    delta: float
+    delta: float | list[float]
     analysis: Analysis
     answers: dict[str, Answer]
     warnings: tuple[str, ...] = ()
@@ -65,6 +71,11 @@ class Account:
         if key not in ANSWERS:
             raise AttributeError(f"An account has no answer {key!r}; it has {', '.join(ANSWERS)}.")
         return self.answers.get(key, NOT_ASKED)
+
+    @property
+    def deltas(self) -> Floats:
+        """The δ of each agent [agents]."""
+        return expect_deltas(self.delta, len(self.analysis.batches))
 
     @property
     def views(self) -> dict[str, View]:
@@ -153,7 +164,7 @@ class Account:
 def account(
     plan: Plan,
     analysis: Analysis,
-    delta: float,
+    delta: ArrayLike,
     answers: Collection[str] = (),
     guarantee: str | None = None,
     known: View | None = None,
@@ -161,6 +172,7 @@ def account(
 ) -> Account:
     """Return the account of `plan`: all answers that are quick to compute, and others on request.
 
+    `delta`: one number, or one for each agent; the ε of an agent is at its δ.
     `answers`: the names of the other answers to compute. `guarantee`: the answer to which the noise was
     calibrated; it is always computed. `known`: the view of this answer, if the calibration has already
     computed it. An answer that does not cover the plan is refused, with the reason.
@@ -177,28 +189,35 @@ def account(
     >>> {name: round(answer.largest, 2) for name, answer in found.answers.items() if answer.asked}
     {'claimed': 2.59, 'view': 3.06, 'adaptive': 3.72, 'worst_case': 5.24}
     """
-    delta = expect_delta(delta)
+    deltas = expect_deltas(delta, len(analysis.batches))
     expect_on_request(answers)
     expect_colluders(query.colluders, plan.agents)
-    warnings: tuple[str, ...] = ()
-    largest = max(batches.records for batches in analysis.batches)
-    if delta * largest >= 1:
-        warnings = (
-            f"delta {delta:g} is not less than 1/{largest}, and an agent has {largest} records. Such a delta "
-            "permits a method that publishes a record unprotected. Use a smaller delta.",
-        )
     result = Account(
-        delta=delta,
+        delta=float(deltas[0]) if np.ndim(delta) == 0 else deltas.tolist(),
         analysis=analysis,
         answers=dict.fromkeys(ANSWERS, NOT_ASKED),
-        warnings=warnings,
+        warnings=_large_delta(deltas, analysis),
         guarantee=guarantee,
         colluders=query.colluders,
     )
     for kind in ANSWERS.values():
         if not kind.on_request or kind.name in answers or kind.name == guarantee:
             result = with_answer(result, kind, plan, known if kind.name == guarantee else None, query)
-    return result
+    return replace(result, warnings=(*result.warnings, *_large_epsilon_warnings(result)))
+
+
+def _large_epsilon_warnings(account: Account) -> list[str]:
+    """Return a warning if ε is large under the guarantee, or under every proved answer if there is none."""
+    proved = [kind.name for kind in ANSWERS.values() if kind.proved]
+    relied = [account.answer(name).largest for name in ([account.guarantee] if account.guarantee else proved)]
+    smallest = min((value for value in relied if value is not None), default=0.0)
+    if smallest <= MAX_USUAL_EPSILON:
+        return []
+    epsilon = rounded_up(smallest)
+    return [
+        f"epsilon {epsilon} is larger than {MAX_USUAL_EPSILON:g}: one record can make what others see up to "
+        f"e^{epsilon} times as likely, which is little protection. Use more noise or fewer rounds."
+    ]
 
 
 def with_answer(
@@ -222,7 +241,7 @@ def with_answer(
     """
     try:
         expect_supported(kind.supports(plan, query) or kind.covers(account.analysis))
-        answer = kind.account(plan, account.analysis, account.delta, query, view)
+        answer = kind.account(plan, account.analysis, account.deltas, query, view)
     except NotCovered as refusal:
         answer = Answer(None, str(refusal))
     if answer.epsilon is not None and np.isinf(answer.epsilon).any():
@@ -235,6 +254,19 @@ def with_answer(
         answer = replace(answer, reason=reason)
     return replace(
         account, answers={**account.answers, kind.key: answer}, warnings=(*account.warnings, *answer.warnings)
+    )
+
+
+def _large_delta(deltas: Floats, analysis: Analysis) -> tuple[str, ...]:
+    """Return a warning if the δ of an agent is so large that the agent may publish one of its records."""
+    records = np.array([batches.records for batches in analysis.batches])
+    worst = int((deltas * records).argmax())
+    delta, count = deltas[worst], records[worst]
+    if delta * count < 1:
+        return ()
+    return (
+        f"delta {delta:g} is not less than 1/{count}, and an agent has {count} records. Such a delta "
+        "permits a method that publishes a record unprotected. Use a smaller delta.",
     )
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from topdp.base.array_types import Floats
 from topdp.base.progress import silent
@@ -20,7 +21,7 @@ from topdp.privacy.answers import AnswerKind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.privacy_loss import Loss, SampledLoss, SmallestLoss
-from topdp.privacy.basics.refusals import NotCovered
+from topdp.privacy.basics.refusals import NotCovered, expect_deltas
 from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.published.calibration import least_noise
 from topdp.privacy.query import DEFAULT_QUERY, Query
@@ -49,12 +50,12 @@ class BudgetExcess:
         kind: AnswerKind,
         *,
         epsilon: Floats,
-        delta: float,
+        delta: ArrayLike,
         query: Query = DEFAULT_QUERY,
     ) -> None:
         self.write, self.exposure, self.kind, self.query = write, exposure, kind, query
-        self.epsilon, self.delta = epsilon, delta
-        self.target = np.asarray(mu_of(epsilon, delta))
+        self.epsilon, self.deltas = epsilon, expect_deltas(delta, exposure.agents)
+        self.target = np.asarray(mu_of(epsilon, self.deltas))
         self._note, self._steps = "", 0
         self._views: dict[bytes, View] = {}
 
@@ -104,7 +105,8 @@ class BudgetExcess:
         self._views[deviation.tobytes()] = view
         excess = view.worst() / self.target
         for agent, loss in view.samples.items():
-            excess[agent] = min(excess[agent], _least_scale(loss, float(self.epsilon[agent]), self.delta))
+            scale = _least_scale(loss, float(self.epsilon[agent]), float(self.deltas[agent]))
+            excess[agent] = min(excess[agent], scale)
         return excess
 
     def certified(self, deviation: Floats, factor: float) -> tuple[Floats, View | None]:
@@ -122,7 +124,7 @@ class BudgetExcess:
         step = 1e-9
         while True:  # loss distributions lie on a grid, and do not scale exactly with the noise
             view = self._observe(self.write(deviation * factor))
-            if (view.worst_epsilon(self.delta) <= self.epsilon).all():
+            if (view.worst_epsilon(self.deltas) <= self.epsilon).all():
                 return deviation * factor, view
             factor, step = factor * (1 + step), 2 * step
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from topdp.base.array_types import Floats
 from topdp.privacy._noise_search import Balance, balance
 from topdp.privacy.answers import guarantee_kind
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta, expect_epsilon
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_deltas, expect_epsilon
 from topdp.privacy.budget_excess import BudgetExcess, Writer
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
@@ -43,14 +44,15 @@ def calibrate(
     analysis: Analysis,
     guarantee: str,
     epsilon: Floats,
-    delta: float,
+    delta: ArrayLike,
     query: Query = DEFAULT_QUERY,
     shares: Floats | None = None,
 ) -> CalibratedNoise:
     """Return the least full-scale noise with which the plan that `write` returns meets every agent's ε.
 
     `write` returns the plan for full-scale standard deviations [agents]. `guarantee`: the name of the answer
-    that must meet the budgets. `epsilon` [agents]: the budgets. `shares` [agents]: the noise of each agent up
+    that must meet the budgets. `epsilon` [agents]: the budgets, at the δ `delta`: one number, or one for each
+    agent. `shares` [agents]: the noise of each agent up
     to a common factor, if the caller chooses the proportions.
 
     **Guarantees.** The ε of every agent, by the account of the plan under `guarantee`, is at most the agent's
@@ -73,16 +75,16 @@ def calibrate(
     >>> round(account(write(found.deviation), analysis, delta=1e-5, answers=["view"]).view.largest, 4)
     1.0
     """
-    delta = expect_delta(delta)
     epsilon = np.array([expect_epsilon(float(e)) for e in epsilon])
     kind = guarantee_kind(guarantee)
     exposure = analysis.exposure()
     if len(epsilon) != exposure.agents:
         raise PrivacyError(f"Expected one epsilon for each of {exposure.agents} agents, got {len(epsilon)}.")
-    noise = kind.closed_form_noise(write, analysis, epsilon, delta)
+    deltas = expect_deltas(delta, exposure.agents)
+    noise = kind.closed_form_noise(write, analysis, epsilon, deltas)
     if noise is not None:
         return CalibratedNoise(noise)
-    budget_excess = BudgetExcess(write, exposure, kind, epsilon=epsilon, delta=delta, query=query)
+    budget_excess = BudgetExcess(write, exposure, kind, epsilon=epsilon, delta=deltas, query=query)
     needs = exposure.sensitivity / budget_excess.target
     # If agents differ only in their position in the graph, all get the same noise, as in the paper.
     if shares is not None:

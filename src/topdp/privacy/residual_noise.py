@@ -65,7 +65,8 @@ def residual_noise(plan: Plan) -> ResidualNoise:
         if plan.scale[r]:
             C += plan.scale[r] ** 2 * fresh(source, int(plan.draw.which[r]), int(plan.std.which[r]))
         of_mean = float(C[:n, :n].mean())
-        average[r], between[r] = of_mean, float(C.diagonal()[:n].mean()) - of_mean
+        # The difference is a variance; rounding can make a variance of 0 negative.
+        average[r], between[r] = of_mean, max(0.0, float(C.diagonal()[:n].mean()) - of_mean)
     return ResidualNoise(average, between)
 
 

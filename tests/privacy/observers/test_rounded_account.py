@@ -12,6 +12,7 @@ from topdp import topology
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, PerRound, Plan, PlanError, Poisson, Robust, optimised, plan_file
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy import Analysis, account, adaptive, calibrate, coalitions, exposure, outsider, spending
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
@@ -224,6 +225,7 @@ def test_rounding_can_remove_noise_that_a_linear_account_relies_on():
                 shards,
                 [Full(1)] * 3,
                 seed=int(world),
+                key=NoiseKey.of_seed(int(world)),
                 intervention=Intervention(every_row=True),
             )
             state = engine.start(gradients.flat.flatten())

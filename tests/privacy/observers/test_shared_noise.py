@@ -218,7 +218,7 @@ def test_equal_noise_has_the_closed_form(agents, colluders):
     found = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst()
     left = agents - colluders
     expected = 1 / (left * a**2) + (1 - 1 / left) / (a**2 + left * s**2)
-    np.testing.assert_allclose(found, math.sqrt(expected), rtol=1e-8)
+    np.testing.assert_allclose(found, math.sqrt(expected), rtol=1e-7)
 
 
 def weighted_plan(own: np.ndarray, weights: dict[tuple[int, int], float], rounds: int = 0) -> Plan:
@@ -263,7 +263,7 @@ def test_the_connectivity_bound_is_never_below_any_coalition(agents, seed, even)
             continue
         every = information_of(plan, found, list(itertools.combinations(range(agents), colluders)))
         exact = every.max(axis=1)
-        assert bound.shape == (1, 1, agents) and (bound[:, 0] >= exact * (1 - 1e-13)).all()
+        assert bound.shape == (1, 1, agents) and (bound[:, 0] >= exact * (1 - 1e-11)).all()
         if colluders == 0:  # without colluders: no more than the least own noise allows
             assert bound.min() <= 1 / own.min() ** 2 * (1 + 1e-9)
 

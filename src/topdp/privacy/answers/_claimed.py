@@ -11,19 +11,17 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.answers.answer_kind import Answer, AnswerKind
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import View
-from topdp.privacy.published.claims import Analysis, claim_reason, noise_multipliers
+from topdp.privacy.published.claims import Analysis, claim_reason
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
     from topdp.privacy.budget_excess import Writer
-    from topdp.privacy.published.calibration import Calibration
     from topdp.privacy.spending_curve import Spending
 
 
@@ -54,29 +52,26 @@ class ClaimedAnswer(AnswerKind):
         return next(filter(None, reasons), None)
 
     def account(
-        self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None
+        self, plan: Plan, analysis: Analysis, deltas: Floats, query: Query, view: View | None = None
     ) -> Answer:
-        epsilon, warned = analysis.claim(plan, delta)
+        epsilon, warned = analysis.claim(plan, deltas)
         sampled = analysis.exposure().sampled
         exact = analysis.calibration == "tight" and not sampled and np.isfinite(epsilon).all()
-        mu = mu_of(epsilon, delta) if exact and (epsilon > 0).all() else ()
+        mu = mu_of(epsilon, deltas) if exact and (epsilon > 0).all() else ()
         losses = tuple(GaussianLoss(float(value)) for value in mu)
         return Answer(epsilon, losses=losses, warnings=tuple(warned))
 
-    def closed_form_noise(self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
+    def closed_form_noise(self, write: Writer, analysis: Analysis, epsilon: Floats, deltas: Floats) -> Floats:
         """Return the noise [agents] by the method's own analysis, which treats each agent separately."""
         exposure = analysis.exposure()
-        shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z of each release at unit noise
-        from topdp.privacy.published.calibrations import CALIBRATIONS
-
-        rule = CALIBRATIONS[analysis.calibration]
-        scales: dict[tuple[float, object, bytes], float] = {}
+        shape = analysis.multipliers(write(exposure.sensitivity))  # of each release at unit noise
+        scales: dict[tuple[float, float, object, bytes], float] = {}
         deviation = np.empty(exposure.agents)
         for agent, batches in enumerate(analysis.batches):
-            z = shape[:, agent]
-            key = (float(epsilon[agent]), batches, z.tobytes())
+            z, budget, delta = shape[..., agent], float(epsilon[agent]), float(deltas[agent])
+            key = (budget, delta, batches, z.tobytes())
             if key not in scales:
-                scales[key] = _least_scale(rule, z, float(epsilon[agent]), delta, batches, analysis.adjacency)
+                scales[key] = _least_scale(analysis, agent, z, budget, delta)
             deviation[agent] = exposure.sensitivity[agent] * scales[key]
         return deviation
 
@@ -85,23 +80,27 @@ class ClaimedAnswer(AnswerKind):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PrivacyWarning)  # the account gives the warning
             try:
-                z = noise_multipliers(spending.plan, analysis.exposure())[:, owner]
-                return [analysis.claim_of(owner, z[: last + 1], spending.delta) for last in releases]
+                z = analysis.multipliers(spending.plan)[..., owner]
+                return [analysis.claim_of(owner, z[:, : last + 1], spending.delta) for last in releases]
             except PrivacyError as error:
                 raise NotCovered(
                     f"The claimed guarantee of {analysis.calibration} has no cost per round: {error}"
                 ) from error
 
 
-def _least_scale(
-    rule: Calibration, z: Floats, epsilon: float, delta: float, batches: Batches, adjacency: Adjacency
-) -> float:
-    """Return the smallest factor on the noise multipliers `z` with which `rule` claims at most ε."""
-    if np.ptp(z) == 0:
-        return rule.calibrate(epsilon, delta, len(z), batches, adjacency).noise_multiplier / float(z[0])
+def _least_scale(analysis: Analysis, agent: int, multipliers: Floats, epsilon: float, delta: float) -> float:
+    """Return the smallest factor on the noise multipliers [2, releases] with which the claim is at most ε."""
+    from topdp.privacy.published.calibrations import CALIBRATIONS
+
+    rule, batches, stated = CALIBRATIONS[analysis.calibration], analysis.batches[agent], multipliers[0]
+    # The warnings of `calibrate` are about noise on gradients.
+    if np.ptp(stated) == 0 and not analysis.leaves_out_step:
+        return rule.calibrate(
+            epsilon, delta, len(stated), batches, analysis.adjacency
+        ).noise_multiplier / float(stated[0])
 
     def claim(scale: float) -> float:
-        return rule.claim(scale * z, delta, batches, adjacency)
+        return analysis.claim_of(agent, scale * multipliers, delta)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # about noise that the search only tries

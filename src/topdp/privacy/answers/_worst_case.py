@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.privacy.answers.answer_kind import Answer, AnswerKind
 from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, uncovered_reason
@@ -43,10 +44,10 @@ class WorstCaseAnswer(AnswerKind):
         return uncovered_reason(plan, COVERED_NEEDS)
 
     def account(
-        self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None
+        self, plan: Plan, analysis: Analysis, deltas: Floats, query: Query, view: View | None = None
     ) -> Answer:
         worst = worst_case(plan, analysis.exposure())
-        return Answer(worst.epsilon(delta), losses=worst.losses)
+        return Answer(worst.epsilon(deltas), losses=worst.losses)
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
         """Return a view with one observer for every owner: all other agents."""

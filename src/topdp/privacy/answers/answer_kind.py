@@ -171,18 +171,20 @@ class AnswerKind(ABC):
 
     @abstractmethod
     def account(
-        self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None
+        self, plan: Plan, analysis: Analysis, deltas: Floats, query: Query, view: View | None = None
     ) -> Answer:
-        """Return the answer for `plan`. `view`: the losses to the observers, if already computed."""
+        """Return the answer for `plan`. `deltas` [agents]: the δ of each agent's ε. `view`: the losses to the
+        observers, if already computed.
+        """
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
         """Return the loss of every owner to every observer. `bound`: which bound to compute, as in `view`."""
         raise NotCovered(f"The {self.name} answer has no observers.")
 
     def closed_form_noise(
-        self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float
+        self, write: Writer, analysis: Analysis, epsilon: Floats, deltas: Floats
     ) -> Floats | None:
-        """Return the full-scale standard deviations [agents] that meet the budgets.
+        """Return the full-scale standard deviations [agents] that meet the budgets (ε, δ) of all agents.
 
         Return None if they can be found only by a search over plans.
         """
@@ -220,13 +222,13 @@ class ObservedAnswer(AnswerKind):
 
     @final
     def account(
-        self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None
+        self, plan: Plan, analysis: Analysis, deltas: Floats, query: Query, view: View | None = None
     ) -> Answer:
         if view is None:
             view = query.observe(self, plan, analysis.exposure(), query, "upper")
-        epsilon, owners = view.worst_epsilon(delta), range(plan.agents)
+        epsilon, owners = view.worst_epsilon(deltas), range(plan.agents)
         warnings = [f"{self.name}: {view.note}"] if view.note else []
-        if any(epsilon[i] < loss.epsilon(delta) for i, loss in view.samples.items()):
+        if any(epsilon[i] < loss.epsilon(float(deltas[i])) for i, loss in view.samples.items()):
             warnings.append(
                 f"{self.name}: Poisson samples count as if each record were in every round: no amplification "
                 "is known where noise is reused. Full batches need less noise."

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from topdp.base.array_types import Floats
 from topdp.errors import InputError
 
 
@@ -69,6 +73,20 @@ def expect_delta(delta: float) -> float:
     if not 0 < value < 1:
         raise PrivacyError(f"Expected 0 < delta < 1, got {delta}.")
     return value
+
+
+def expect_deltas(delta: ArrayLike, agents: int) -> Floats:
+    """Return the δ of each agent [agents]. `delta`: one number for all agents, or one for each of them.
+
+    Raise PrivacyError for another number of values, and unless each lies strictly between 0 and 1.
+
+    >>> expect_deltas(1e-5, 2).tolist(), expect_deltas([1e-5, 1e-6], 2).tolist()
+    ([1e-05, 1e-05], [1e-05, 1e-06])
+    """
+    values = np.atleast_1d(np.asarray(delta, dtype=object))
+    if values.shape not in ((1,), (agents,)):
+        raise PrivacyError(f"Expected one delta, or one for each of {agents} agents, got {len(values)}.")
+    return np.broadcast_to([expect_delta(value) for value in values], agents).astype(np.float64)
 
 
 def _number(name: str, value: float) -> float:

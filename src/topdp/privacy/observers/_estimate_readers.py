@@ -6,7 +6,8 @@ largest loss is computed precisely. This is repeated until no rough bound of tha
 precise one. `_reader_tracking` follows the changes. `view` covers other observers.
 
 **Guarantees.** As `view`: `upper` is sound for every pair. For each owner, its largest value is as tight as
-this method allows. `lower` is the value of the aligned record. The result does not depend on the number of
+this method allows. `lower` is the value of the aligned record, or less for a pair with long cycles that is
+not computed precisely. The result does not depend on the number of
 cores.
 """
 
@@ -100,7 +101,8 @@ class _PairBounds:
         """Compute a rough bound of every pair, following each change for a few rounds."""
         all_pairs = [(o, np.flatnonzero(self.asked[:, o])) for o in range(len(self.coalitions))]
         single = bound != "aligned" or self.period.max() > MAX_SUMMED_CLASSES
-        rough = self.period.max() <= MAX_SUMMED_CLASSES
+        # Without sums over classes, the values of aligned records come from single changes.
+        rough = bound != "aligned" or self.period.max() <= MAX_SUMMED_CLASSES
         done, total = 0, len(self.coalitions)
         parts = 2 if bound == "upper" else 1  # the rough bounds are about half of the work for precise bounds
         track = partial(self._track, rough=rough, single=single, sums=bound != "quick")

@@ -21,6 +21,7 @@ from scipy.linalg.lapack import dpbtrf, dpotrf
 from scipy.sparse import csr_array, diags_array
 
 from topdp.base.array_types import Floats
+from topdp.base.rounding import gamma
 from topdp.privacy.observers.gram_matrix import Band
 
 BOUND_PRECISION = 1 + 1e-9  # the relative precision of the bisection for the best bound
@@ -82,9 +83,9 @@ def best_bound(
     certificate of D^-½ M D^-½.
     """
     size = len(diagonal)
-    # If a matrix has a Cholesky factor in floating point, it is positive up to size²·FLOAT64_EPSILON of its
-    # diagonal.
-    rounding = 1 + size**2 * FLOAT64_EPSILON
+    # If a matrix has a Cholesky factor in floating point, it is positive up to γ_(size+1) of its diagonal in
+    # each entry (Higham 2002, Theorem 10.3). Forming the matrix takes a few more roundings per entry.
+    rounding = 1 + (size + 8) * size * FLOAT64_EPSILON
     close = rounding**4
     row_sums = times(np.ones((size, 1)))[:, 0]
     guesses = [np.ones(size), diagonal]
@@ -172,30 +173,35 @@ def _certificate(M: Floats) -> Certificate:
 
 def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
     """Return the bounds of `bracket` for a matrix that is known only near its diagonal."""
-    if band.leaks.any() or not (np.isfinite(band.values).all() and np.isfinite(band.rest).all()):
+    parts = (band.values, band.rest, band.rounding)
+    if band.leaks.any() or not all(np.isfinite(part).all() for part in parts):
         return np.inf, np.inf
     R = len(band.values)
     # The sum over a residue class contains every entry above the diagonal twice.
     twice = band.values[:, ::period] * np.where(np.arange(0, band.values.shape[1], period) > 0, 2.0, 1.0)
     which = np.arange(R) % period
     rest = np.bincount(which, band.rest)
+    # Σ |u_r| |u_s| (√M_rr·rounding[s] + rounding[r]·√M_ss), and the rounding of the sums below
+    lengths = np.sqrt(np.maximum(band.values[:, 0], 0.0))
+    rounding: Floats = np.asarray(band.rounding + gamma(2 * R) * lengths)
+    rounding = np.asarray(2.01 * np.bincount(which, lengths + rounding) * np.bincount(which, rounding))
     lower = np.sqrt(np.maximum(0.0, np.bincount(which, twice.sum(axis=1)))) - rest
-    simple = np.sqrt(np.bincount(which, np.abs(twice).sum(axis=1))) + rest
+    simple = np.sqrt(np.bincount(which, np.abs(twice).sum(axis=1)) + rounding) + rest
     highest = 0.0
     for s in np.argsort(-simple):
         if simple[s] <= max(highest, np.sqrt(enough)):
             highest = max(highest, float(simple[s]))
             break
-        length = np.sqrt(_upper_of_band(band.values[s::period, ::period]))
+        length = np.sqrt(_upper_of_band(band.values[s::period, ::period]) + rounding[s])
         highest = max(highest, min(float(simple[s]), float(length) + float(rest[s])))
-    rounding = 1 + 4 * R * FLOAT64_EPSILON
-    return float(max(0.0, lower.max())) ** 2, max(highest, float(lower.max())) ** 2 * rounding
+    last_digits = 1 + gamma(8 * R + 16)
+    return float(max(0.0, lower.max())) ** 2, max(highest, float(lower.max())) ** 2 * last_digits
 
 
 def _upper_of_band(B: Floats) -> float:
     """Return the best certified upper bound of μ² for the matrix with the band B [releases, width]."""
     size, width = B.shape
-    if size <= MAX_DENSE_BAND:
+    if size <= MAX_DENSE_BAND or 2 * width > size:
         return float(bracket(_whole(B).toarray())[1])
     largest = float(B[:, 0].max())
     if largest == 0:

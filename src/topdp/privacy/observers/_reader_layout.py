@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from topdp.base.array_types import Bools, Floats, Ints
+from topdp.base.rounding import LARGEST_SAFE_VARIANCE, LEAST_SAFE_VARIANCE, gamma
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.observers.observer_filter import unknown_draws
 
@@ -145,8 +146,11 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
         for b, array in enumerate(arrays):
             whole[name][..., b, : array.shape[-1]] = array
     live = _live(whole["at"], whole["tells"])
-    if (whole["variance"][whole["tells"] | live] <= 0).any():
+    noise = whole["variance"][whole["tells"] | live]
+    if (noise <= 0).any():
         raise UnsuitedError("A row has no noise.")
+    if not ((noise > LEAST_SAFE_VARIANCE) & (noise < LARGEST_SAFE_VARIANCE)).all():
+        raise UnsuitedError("Some noise is too small or too large for float64.")
     return ReaderLayout(live=live, **whole)
 
 
@@ -238,7 +242,10 @@ def _live(at: NDArray[np.int32], tells: Bools) -> Bools:
 
 
 def _variance(plan: Plan, known: Bools, rows: Ints) -> Floats:
-    """Return the variance of the fresh noise in `rows` [releases, rows], without draws marked in `known`."""
+    """Return the variance of the fresh noise in `rows` [releases, rows], without draws marked in `known`.
+
+    The result is rounded down.
+    """
     draw = plan.draw.values[:, rows]
     counts = (draw >= 0) & ~known[draw]
     square = np.square(plan.std.values[:, rows])
@@ -246,4 +253,4 @@ def _variance(plan: Plan, known: Bools, rows: Ints) -> Floats:
         variance = (square * counts).sum(axis=-1)[plan.std.which]
     else:
         variance = (square[plan.std.which] * counts[plan.draw.which]).sum(axis=-1)
-    return np.asarray(variance * np.square(plan.scale)[:, None])
+    return np.asarray(variance * np.square(plan.scale)[:, None] * (1 - gamma(draw.shape[-1] + 8)))

@@ -34,6 +34,7 @@ from dataclasses import replace
 import numpy as np
 
 from topdp.base.array_types import Floats
+from topdp.base.rounding import gamma
 from topdp.plan import Capability, Plan
 from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_supported
@@ -44,7 +45,13 @@ from topdp.privacy.observers._reader_layout import RowFlow, UnsuitedError
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
 from topdp.privacy.observers.shared_noise import Coalition, NoisyReleases
 from topdp.privacy.observers.view import Bound, View, amplified, leading_view, view
-from topdp.privacy.observers.worst_case import all_draws_count, every_round, every_round_mu, information
+from topdp.privacy.observers.worst_case import (
+    INFORMATION_ROUNDINGS,
+    all_draws_count,
+    every_round,
+    every_round_mu,
+    information,
+)
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
 # The most work if slow answers are allowed: about two hours on one core. Otherwise a bound is computed.
@@ -324,12 +331,12 @@ def _every_round(noisy: NoisyReleases, units: Floats, period: int, last: int | N
         which, ratio = noisy.which[s:stop:period], noisy.ratio[s:stop:period]
         total = np.zeros(units.shape[1])
         for kind in range(len(noisy.kinds)):
-            weight = float(ratio[which == kind].sum())
+            weight = math.fsum(ratio[which == kind])
             with np.errstate(invalid="ignore"):
                 total += np.where((units[kind] > 0) & (weight > 0), units[kind] * weight, 0.0)
         worst = np.maximum(worst, total)
     # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
-    return np.sqrt(worst) * (1 + 1e-14)
+    return np.sqrt(worst) * (1 + gamma(len(noisy.kinds) + INFORMATION_ROUNDINGS))
 
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from topdp.base.array_types import Floats
 from topdp.base.number_checks import expect_count
@@ -66,8 +67,11 @@ class Coalitions:
         """Return the largest computed μ of each agent, and its coalition (empty if no loss was computed)."""
         return self._largest(self.view.lower if self.view.upper is None else self.view.upper)
 
-    def worst_epsilon(self, delta: float) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
-        """Return the largest computed sound ε of each agent, with amplification, and its coalition."""
+    def worst_epsilon(self, delta: ArrayLike) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
+        """Return the largest computed sound ε of each agent, with amplification, and its coalition.
+
+        `delta`: one number, or one for each agent.
+        """
         return self._largest(self.view.epsilon(delta))
 
     def _largest(self, losses: Floats) -> tuple[Floats, tuple[tuple[int, ...], ...]]:

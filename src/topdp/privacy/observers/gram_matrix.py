@@ -15,7 +15,8 @@ covariance given what J saw before. The rows that J sees cannot reveal more.
 
 **Guarantees.** In `bands`, the whitened shift of each change is D_s = near part + far part, with |far part|
 <= `rest`[s]. `values` is the Gram matrix of the near parts. Hence, for every u, |Σ u_s D_s| differs from the
-length that `values` gives by at most Σ |u_s| rest[s] (triangle inequality).
+length that `values` gives by at most Σ |u_s| rest[s] (triangle inequality), and by `rounding`. `rest`
+includes what the rounding of shifts can reveal (`FilteredRound.error`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from topdp.base.array_types import Bools, Floats, Ints
+from topdp.base.rounding import gamma
 from topdp.plan import Plan
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds, whiten
@@ -43,6 +45,9 @@ SHIFT_ROUNDING = 1e-10
 # The most that the far part of a change may add to a length, relative to the largest change seen. Half of it
 # is for rounding.
 MAX_FAR_PART = 1e-10
+
+# A bound on rounding above this share of the largest change is replaced by exact arithmetic, where possible.
+COSTLY_ROUNDING = 1e-9
 
 # The same share as SHIFT_ROUNDING, for the decision whether an old change can still reveal something.
 NOISELESS_ROUNDING = 1e-13
@@ -63,7 +68,7 @@ def aligned(
     columns = int(period[owners].sum())
     squares = np.zeros(columns)
     S = np.zeros((0, columns))
-    for r, this in enumerate(filtered_rounds(plan, coalition, public)):
+    for r, this in enumerate(filtered_rounds(plan, coalition, public, trust_null_rows=True)):
         column = np.where(start[this.owner] >= 0, start[this.owner] + r % period[this.owner], -1)
         S, D, leaks = filter_shifts(this, S, column)
         squares += np.einsum("kc,kc->c", D, D)
@@ -77,7 +82,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
     Row and column r are infinite if J sees the change of round r without noise.
     """
     R = plan.releases
-    for band in bands(plan, coalition, owners, public, whole=True):
+    for band in bands(plan, coalition, owners, public, whole=True, trust_null_rows=True):
         padded = np.zeros((R, 2 * R))
         line, item = padded.strides
         as_strided(padded, (R, R), (line + item, item))[:] = band.values
@@ -117,12 +122,22 @@ class Band:
     values: Floats  # [releases, width]
     rest: Floats  # [releases]
     leaks: Bools  # [releases]: whether the change is seen without noise
+    # [releases]: a bound on rounding. For noise that is no larger than that of the plan, the exact entry
+    # (r, s) of the near part differs from `values` by at most √M_rr·rounding[s] + rounding[r]·√M_ss.
+    rounding: Floats | float = 0.0
+
+    @property
+    def costly(self) -> bool:
+        """Whether the bound on rounding is infinite, or visible in the answer."""
+        largest = float(np.sqrt(np.maximum(self.values[:, 0], 0.0)).max(initial=0.0))
+        return not bool(np.max(self.rounding, initial=0.0) <= COSTLY_ROUNDING * largest)
 
     def leading(self, releases: int) -> Band:
         """Return the band for the case that the owner's data enter only the first `releases` releases."""
         values = self.values[:releases].copy()
         values[np.arange(releases)[:, None] + np.arange(values.shape[1]) >= releases] = 0.0
-        return Band(values, self.rest[:releases], self.leaks[:releases])
+        rounding = np.broadcast_to(self.rounding, self.rest.shape)
+        return Band(values, self.rest[:releases], self.leaks[:releases], rounding[:releases])
 
 
 def bands(
@@ -133,13 +148,18 @@ def bands(
     *,
     widest: int | None = None,
     whole: bool = False,
+    trust_null_rows: bool = False,
 ) -> Iterator[Band]:
     """Yield the band of each of `owners`, as the agents marked in `coalition` [agents] see it together.
 
     `whole`: follow each change to the end, so that the band is all of M. `widest`: the most rounds for which
-    a change may be followed; raise NotCovered if more are needed.
+    a change may be followed; raise NotCovered if more are needed. `trust_null_rows`: as in `filtered_rounds`.
     """
     R, o = plan.releases, len(owners)
+    reveals = np.zeros((o, R))  # the most that a change reveals, by the noise of its own rows
+    errors = np.zeros(R + 1)  # the errors of all rounds before, relative to that
+    end = np.full(R, R)  # the round from which a change is not followed
+    observations = 0
     position = np.full(plan.agents, -1)
     position[owners] = np.arange(o)
     values = np.zeros((o, R, R if whole else ROUNDS_PER_BLOCK))
@@ -147,11 +167,23 @@ def bands(
     low = high = 0  # the changes of rounds low .. high - 1 are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, this in enumerate(filtered_rounds(plan, coalition, public)):
+    rounds = filtered_rounds(plan, coalition, public, trust_null_rows=trust_null_rows)
+    for r, this in enumerate(rounds):
+        errors[r + 1] = errors[r] + (0.0 if trust_null_rows else this.error)
+        if not trust_null_rows:
+            mine = np.flatnonzero((position[this.owner] >= 0) & (this.step != 0))
+            with np.errstate(divide="ignore"):
+                squares = np.square(this.step[mine]) / this.hides[mine]
+            reveals[:, r] = 1.01 * np.sqrt(np.bincount(position[this.owner[mine]], squares, minlength=o))
+        observations += len(this.fresh)
+        if not this.kept:  # nothing is left of any change
+            end[: r + 1] = np.minimum(end[: r + 1], r + 1)
         if r == high:
             values = _with_products(values, waiting, low, high)
             followed = S.reshape(len(S), o, high - low)
-            dropped, charge = (0, 0.0) if whole else _negligible(this, followed, float(values[:, :, 0].max()))
+            dropped, charge = 0, 0.0
+            if not whole:
+                dropped, charge = _negligible(this, followed, float(values[:, :, 0].max()), trust_null_rows)
             if widest is not None and high - low - dropped > widest:
                 raise NotCovered(
                     f"The view has to follow each change for more than {widest} rounds, because "
@@ -159,6 +191,7 @@ def bands(
                     "anyway, use fewer rounds, or guarantee='worst-case'."
                 )
             rest[:, low : low + dropped] = charge
+            end[low : low + dropped] = np.minimum(end[low : low + dropped], r)
             low, high = low + dropped, min(R, r + ROUNDS_PER_BLOCK)
             wider = np.zeros((len(S), o, high - low))
             wider[:, :, : r - low] = followed[:, :, dropped:]
@@ -168,8 +201,14 @@ def bands(
         waiting.append(D)
         leaks[:, low:high] |= leaked.reshape(o, -1)
     values = _with_products(values, waiting, low, high)
+    share = errors[end] - errors[:-1]
+    with np.errstate(invalid="ignore"):
+        rounding = np.where(reveals > 0, np.where(share < 0.5, share, np.inf) * reveals, 0.0)
+    products = gamma(observations + R) * np.sqrt(np.maximum(values[:, :, 0], 0.0))
     for owner in range(o):
-        yield Band(values[owner], rest[owner], leaks[owner])
+        yield Band(
+            values[owner], rest[owner] + rounding[owner], leaks[owner], rounding[owner] + products[owner]
+        )
 
 
 def _with_products(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
@@ -193,7 +232,7 @@ def _with_products(values: Floats, waiting: list[Floats], low: int, high: int) -
     return values
 
 
-def _negligible(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
+def _negligible(this: FilteredRound, S: Floats, largest: float, trust_null_rows: bool) -> tuple[int, float]:
     """Return how many of the oldest changes can be dropped, and the bound on what each can still reveal.
 
     `S` [unknown rows, owners, changes]: the shifts. `largest`: the most that one change has revealed so far.
@@ -203,7 +242,8 @@ def _negligible(this: FilteredRound, S: Floats, largest: float) -> tuple[int, fl
         return S.shape[2], charge
     shifts = np.asarray(this.mix @ S.reshape(len(S), -1))
     white = whiten(this.before, this.variance)
-    if not np.isfinite(white.guard):
+    uncertain = not trust_null_rows and (this.variance[white.null] > 0).any()
+    if uncertain or not np.isfinite(white.guard):
         return 0, charge
     revealed = white.inverse @ shifts[white.fresh] * white.guard
     over = np.einsum("kc,kc->c", revealed, revealed) > (charge / 2) ** 2

@@ -22,16 +22,16 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
 from topdp.base.array_types import Bools, Floats, Ints
+from topdp.base.rounding import gamma
 from topdp.plan import Plan
-from topdp.privacy.observers.observer_filter import VARIANCE_ROUNDING, whiten
-from topdp.privacy.observers.worst_case import STEP_ROUNDING
+from topdp.privacy.observers._exact_squares import exact_squares
 from topdp.privacy.query import Query
 
 Coalition = tuple[int, ...]
 
 MAX_BATCH_NUMBERS = 1 << 22  # the most numbers in matrices that are inverted at once
 
-# The largest share ρ of the noise that may count as rounding. Above it, rows are processed one by one.
+# The largest share of the noise that may count as rounding. Above it, fractions are used.
 MAX_ROUNDING_SHARE = 1e-6
 
 # The most multiplications for computing coalitions one by one by default: they take some seconds.
@@ -167,37 +167,45 @@ def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
             inverse = np.linalg.inv(C / scale[:, :, None] / scale[:, None, :])
         except np.linalg.LinAlgError:
             inverse = np.full_like(C, np.nan)
-        # C - E >= (1 - ρ)C with E = VARIANCE_ROUNDING·V and ρ = tr(C⁻¹E), as in `whiten`
-        share = VARIANCE_ROUNDING * inverse[:, rows, rows].sum(axis=1)
-        sure = (inverse[:, rows, rows] > 0.5).all(axis=1) & (share < MAX_ROUNDING_SHARE)
+        # C as stored is wrong by E with |E| <= γ·|N|ᵀ|N|, so by at most the diagonal matrix of γ times its
+        # row sums (Gershgorin), and C - E >= (1 - ρ)C with ρ = tr(C⁻¹E).
+        noise = abs(kind.noise)
+        wrong = gamma(int(np.diff(noise.tocsc().indptr).max(initial=0)) + 8) * (noise.T @ noise.sum(axis=1))
+        diagonal = inverse[:, rows, rows]
+        share = 1.01 * (wrong / variance * diagonal).sum(axis=1)
+        # For x ≈ C⁻¹w and r = w - Cx: wᵀC⁻¹w = wᵀx + xᵀr + rᵀC⁻¹r, where r is computed and rounded.
+        residual = np.abs(np.eye(m) - C / scale[:, :, None] / scale[:, None, :] @ inverse).max(
+            axis=1, initial=0.0
+        )
+        sums = np.abs(inverse).sum(axis=1)
+        residual = residual + gamma(m + 8) * (1 + 1.01 * sums)
         weights = kind.steps / scale[:, :, None]
-        squares = np.einsum("ora,ora->oa", weights, inverse @ weights) / (1 - share)[:, None]
+        sums, residual = (np.einsum("or,ora->oa", part, np.abs(weights)) for part in (sums, residual))
+        error = 1.01 * (sums * residual + 2 * m * np.square(residual) * diagonal.sum(axis=1)[:, None])
+        squares = np.einsum("ora,ora->oa", weights, inverse @ weights)
+        sure = (diagonal > 0.4).all(axis=1) & (share < MAX_ROUNDING_SHARE)
+        sure &= (error <= MAX_ROUNDING_SHARE * squares).all(axis=1)
+        squares += error
+        squares *= (1 + gamma(4 * m + 16)) / (1 - share)[:, None]
     for o in np.flatnonzero(~sure).tolist():
-        squares[o] = _one_by_groups(C[o], kind)
+        squares[o] = _one_by_groups(kind, unknown[o], members[o])
     return np.asarray(squares)
 
 
-def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
-    """Return sᵀC⁺s [agents], also for rows without noise, by groups of rows that share no draws."""
+def _one_by_groups(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
+    """Return sᵀ(BBᵀ)⁺s [agents] exactly, also for rows without noise, by groups of rows that share no draws.
+
+    `unknown` [draws], `members` [agents]: as in `_squared`, for one coalition.
+    """
     result = np.zeros(kind.steps.shape[1])
-    labels = connected_components(sparse.csr_array(C), directed=False)[1]
+    B = kind.noise[np.flatnonzero(unknown)].toarray().T
+    B = B[:, B.any(axis=0)]
+    linked = (B != 0).astype(float)
+    labels = connected_components(sparse.csr_array(linked @ linked.T), directed=False)[1]
     for label in range(labels.max(initial=-1) + 1):
-        group = np.flatnonzero(labels == label)
-        result += _generalized(C[np.ix_(group, group)], kind.steps[group])
+        group = np.flatnonzero((labels == label) & ~members[kind.owner])
+        result += exact_squares(B[group], kind.steps[group])
     return result
-
-
-def _generalized(C: Floats, S: Floats) -> Floats:
-    """Return sᵀC⁺s for each column s of S; it is infinite if s is not in the range of C."""
-    white = whiten(C, C.diagonal())
-    exposed = np.abs(S[white.null] - white.weights @ S[white.fresh])
-    # Rounding in the weights is compared with the steps of all agents in the row.
-    entered = (S[white.null] + np.abs(white.weights) @ S[white.fresh]).sum(axis=1, keepdims=True)
-    leaks = (exposed > STEP_ROUNDING * entered).any(axis=0)
-    D = white.inverse @ S[white.fresh] if len(white.fresh) else np.zeros((0, S.shape[1]))
-    if not np.isfinite(white.guard):  # all noise may be rounding
-        return np.where(leaks | D.any(axis=0), np.inf, 0.0)
-    return np.where(leaks, np.inf, np.square(D * white.guard).sum(axis=0))
 
 
 def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floats | None:
@@ -235,9 +243,10 @@ def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
     # largest if the agents with most own noise collude.
     share = own / (own + connected)
     order = np.argsort(-own, kind="stable")
-    worst, runner_up = order[:colluders], order[colluders : colluders + 1]
-    total = np.full(len(own), share.sum() - share[worst].sum())
-    total[worst] += share[worst] - share[runner_up].sum()
+    # Sums without differences, because shares may span many decades.
+    total = np.full(len(own), math.fsum(share[order[colluders:]]))
+    for agent in order[:colluders]:
+        total[agent] = math.fsum([share[agent], *share[order[colluders + 1 :]]])
     return np.asarray((1 + connected / (own + connected) / total) / (own + connected))
 
 

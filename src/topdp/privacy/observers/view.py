@@ -16,6 +16,9 @@ is the value that an aligned record reaches. Both are infinite if A is not in th
 the part of long plans that is left out (less than a millionth of the largest μ of that observer), err on the
 side of larger μ. `observer_filter` defines when a row counts as having no noise.
 
+Without public estimates, one more thing is assumed: if all deviations are within a factor of
+`MAX_TRUSTED_RANGE`, a row in which float64 finds no noise of its own is an exact function of other rows.
+
 **Poisson samples.** Given the coins of the record, the record changes gradients in some rounds, by no more
 than the sensitivity. So the μ of a record that is in every round is a bound for each result of the coins, and
 also for their mixture (joint convexity of δ(ε)). This bound has no amplification. What all other agents
@@ -25,10 +28,11 @@ together learn, with amplification, is also a bound for every observer. The smal
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from topdp.base.array_types import Bools, Floats, Ints
@@ -36,13 +40,14 @@ from topdp.plan import Plan
 from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss
-from topdp.privacy.basics.refusals import PrivacyError
+from topdp.privacy.basics.refusals import PrivacyError, expect_deltas
 from topdp.privacy.observers import view_effort
-from topdp.privacy.observers._mu_bounds import bracket, bracket_band
+from topdp.privacy.observers._exact_gram import exact_bands
+from topdp.privacy.observers._mu_bounds import bracket_band
 from topdp.privacy.observers._parallel_map import cores, parallel_map
 from topdp.privacy.observers._symmetry import symmetric_coalitions
-from topdp.privacy.observers.gram_matrix import LONG_PLAN_RELEASES, Band, aligned, bands, grams
-from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
+from topdp.privacy.observers.gram_matrix import LONG_PLAN_RELEASES, Band, aligned, bands
+from topdp.privacy.observers.observer_filter import Public, UncertifiedError, nonlinear_reason, seen_rows
 from topdp.privacy.observers.worst_case import composed, every_round, every_round_mu, information
 from topdp.privacy.query import UNHURRIED_QUERY, Query
 
@@ -57,6 +62,13 @@ GRAM_MATRIX_BYTES = 1 << 29
 
 # The memory for the matrices M of all observers that are computed in parallel.
 ALL_GRAM_MATRICES_BYTES = 1 << 31
+
+# The largest ratio of two deviations at which `view` trusts that a row without visible noise has none.
+MAX_TRUSTED_RANGE = 100.0
+
+# What is added to the length of each change where that is trusted. Rounding is about 1e-16 of the variance
+# that was removed, so at most about 1e-16 · MAX_TRUSTED_RANGE² of the variance that is left.
+TRUSTED_MARGIN = 1e-10
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,19 +120,22 @@ class View:
         """Return the index of the observer that learns most about the owner."""
         return int(np.where(self.asked[owner], self._sound()[owner], -1.0).argmax())
 
-    def epsilon(self, delta: float) -> Floats:
-        """Return the sound ε at this δ [agents, observers]; it is nan if μ is nan."""
+    def epsilon(self, delta: ArrayLike) -> Floats:
+        """Return the sound ε [agents, observers] at one δ or each agent's δ; it is nan if μ is nan."""
+        deltas = expect_deltas(delta, len(self.asked))
         result = np.full(self.asked.shape, np.nan)
-        result[self.asked] = epsilon_of(self._sound()[self.asked], delta) if self.asked.any() else 0.0
+        owners = np.nonzero(self.asked)[0]
+        result[self.asked] = epsilon_of(self._sound()[self.asked], deltas[owners])
         for owner, loss in self.samples.items():
-            result[owner] = np.minimum(result[owner], loss.epsilon(delta))
+            result[owner] = np.minimum(result[owner], loss.epsilon(float(deltas[owner])))
         return result
 
-    def worst_epsilon(self, delta: float) -> Floats:
+    def worst_epsilon(self, delta: ArrayLike) -> Floats:
         """Return the largest sound ε over the observers [agents]; this is faster than `epsilon`."""
-        epsilon = np.asarray(epsilon_of(self.worst(), delta))
+        deltas = expect_deltas(delta, len(self.asked))
+        epsilon = np.asarray(epsilon_of(self.worst(), deltas))
         for owner, loss in self.samples.items():
-            epsilon[owner] = min(epsilon[owner], loss.epsilon(delta))
+            epsilon[owner] = min(epsilon[owner], loss.epsilon(float(deltas[owner])))
         return epsilon
 
     def worst(self) -> Floats:
@@ -192,7 +207,7 @@ def view(
     def brackets(o: int) -> list[tuple[float, float]]:
         """Return for each owner the bounds (lower, upper) of μ² to observer o."""
         matrices = _matrices(plan, coalitions[o], wanted[o], query, public)
-        return [_bracket(M, int(period[i]), float(largest[i])) for i, M in matrices]
+        return [bracket_band(M, int(period[i]), float(largest[i])) for i, M in matrices]
 
     for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
@@ -285,7 +300,7 @@ def leading_view(
             coalition = np.isin(np.arange(plan.agents), members)
             for _, M in _matrices(plan, coalition, np.array([owner]), UNHURRIED_QUERY, public):
                 # u_r = 0 in all rounds without the data, so only the leading block of M counts.
-                upper = [_bracket(_leading(M, r + 1), period)[1] for r in last]
+                upper = [bracket_band(M.leading(r + 1), period)[1] for r in last]
                 worst = np.maximum(worst, np.sqrt(upper) * sensitivity)
     per_release = information(plan)[:, owner]
     ceiling = np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
@@ -294,10 +309,12 @@ def leading_view(
 
 def _matrices(
     plan: Plan, coalition: Bools, owners: Ints, query: Query, public: Public
-) -> Iterator[tuple[int, Floats | Band]]:
-    """Yield each owner and its M: the whole matrix, or for long plans only its band.
+) -> Iterator[tuple[int, Band]]:
+    """Yield each owner and the band of its M, which is all of M unless the plan is long.
 
-    Owners are computed in batches that fit into GRAM_MATRIX_BYTES.
+    Owners are computed in batches that fit into GRAM_MATRIX_BYTES. Where rounding cannot be bounded in
+    float64, a small plan is computed in ball arithmetic. If that fails too, nothing is certain but what all
+    other agents together learn: the band is then infinite.
     """
     long = plan.releases > LONG_PLAN_RELEASES
     entries = plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2
@@ -305,21 +322,48 @@ def _matrices(
     widest = None if query.allow_slow else view_effort.MAX_FOLLOWED_ROUNDS
     for start in range(0, len(owners), step):
         part = owners[start : start + step]
-        if long:
-            matrices: Iterator[Floats | Band] = bands(plan, coalition, part, public, widest=widest)
-        else:
-            matrices = grams(plan, coalition, part, public)
-        yield from zip(part.tolist(), matrices, strict=True)
+
+        def filtered(trust: bool, part: Ints = part) -> list[Band]:
+            return list(
+                bands(plan, coalition, part, public, widest=widest, whole=not long, trust_null_rows=trust)
+            )
+
+        certain: list[Band] | None = None
+        try:
+            certain = filtered(trust=False)
+        except UncertifiedError:
+            if public is Public.NOTHING and null_rows_are_exact(plan):
+                certain = [_with_margin(band) for band in filtered(trust=True)]
+        # An infinite or large bound on rounding is due to the method.
+        if certain is None or any(band.costly for band in certain):
+            certain = exact_bands(plan, coalition, part, public) or certain
+        if certain is None:
+            R = plan.releases
+            certain = [Band(np.full((R, 1), np.inf), np.zeros(R), np.ones(R, bool)) for _ in part]
+        yield from zip(part.tolist(), certain, strict=True)
 
 
-def _bracket(M: Floats | Band, period: int, enough: float = 0.0) -> tuple[float, float]:
-    """Return bounds (lower, upper) of μ² from a matrix M or its band, as `bracket` does."""
-    return bracket_band(M, period, enough) if isinstance(M, Band) else bracket(M, period, enough)
+def _with_margin(band: Band) -> Band:
+    """Return the band with a margin for rounding that is not bounded."""
+    return replace(band, rest=band.rest + TRUSTED_MARGIN * np.sqrt(np.maximum(band.values[:, 0], 0.0)))
 
 
-def _leading(M: Floats | Band, releases: int) -> Floats | Band:
-    """Return the part of M that belongs to the first `releases` releases."""
-    return M.leading(releases) if isinstance(M, Band) else M[:releases, :releases]
+def null_rows_are_exact(plan: Plan) -> bool:
+    """Return whether a row without visible noise has no noise at all.
+
+    It is so where deviations differ little, and where no weight is so small that it hides noise in rounding.
+    """
+    weights = np.abs(plan.weight.values[plan.weight.values != 0])
+    if weights.min(initial=np.inf) * MAX_TRUSTED_RANGE < min(1.0, weights.max(initial=0.0)):
+        return False
+    noise = np.abs(plan.std.values)
+    largest = noise.max(axis=(1, 2), initial=0.0)[plan.std.which]
+    smallest = np.where(noise > 0, noise, np.inf).min(axis=(1, 2), initial=np.inf)[plan.std.which]
+    added = (plan.scale > 0) & (largest > 0)
+    if not added.any():
+        return True
+    scale = plan.scale[added]
+    return bool((largest[added] * scale).max() <= MAX_TRUSTED_RANGE * (smallest[added] * scale).min())
 
 
 def _members(observer: Observer, agents: int, outsider: bool = False) -> tuple[int, ...]:

@@ -15,24 +15,28 @@ errors on the private side (under add-remove only; there is no amplification und
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import sparse
 
 from topdp.base.array_types import Bools, Floats, Ints
+from topdp.base.rounding import gamma
 from topdp.plan import PerRound, Plan
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss, sampled_loss
-from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.observer_filter import whiten
+from topdp.privacy.basics.refusals import PrivacyError, expect_deltas
+from topdp.privacy.observers._exact_squares import exact_squares
 
 ROUNDS_PER_BATCH = 1024
-# The share of a row's step that counts as rounding in the test whether noise hides the step at all.
-STEP_ROUNDING = 1e-10
+
+# More than the number of roundings of a sum, of its terms and of its root.
+INFORMATION_ROUNDINGS = 64
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,16 @@ class WorstCase:
     mu: Floats
     losses: tuple[Loss, ...]
 
-    def epsilon(self, delta: float) -> Floats:
-        """Return ε at `delta` [agents]; it is infinite for an agent that sends a gradient without noise."""
+    def epsilon(self, delta: ArrayLike) -> Floats:
+        """Return ε [agents] at one δ, or at the δ of each agent.
+
+        It is infinite for an agent that sends a gradient without noise.
+        """
+        deltas = expect_deltas(delta, len(self.losses))
         # All Gaussian losses are computed at once. Amplified losses, whose μ is nan, are computed one by one.
-        epsilon = np.asarray(epsilon_of(np.nan_to_num(self.mu, posinf=np.inf), delta))
+        epsilon = np.asarray(epsilon_of(np.nan_to_num(self.mu, posinf=np.inf), deltas))
         for owner in np.flatnonzero(np.isnan(self.mu)).tolist():
-            epsilon[owner] = self.losses[owner].epsilon(delta)
+            epsilon[owner] = self.losses[owner].epsilon(float(deltas[owner]))
         return epsilon
 
 
@@ -116,8 +124,8 @@ def every_round(information: Floats, period: int) -> float:
     `information` [releases]: 1/z² of each release.
     """
     # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
-    classes = [information[s::period].sum() for s in range(min(period, len(information)))]
-    return float(np.sqrt(max(classes)) * (1 + 1e-14))
+    classes = [math.fsum(information[s::period]) for s in range(min(period, len(information)))]
+    return float(np.sqrt(max(classes)) * (1 + gamma(INFORMATION_ROUNDINGS)))
 
 
 def every_round_mu(information: Floats, periods: Ints) -> Floats:
@@ -131,8 +139,8 @@ def every_round_mu(information: Floats, periods: Ints) -> Floats:
 def information(plan: Plan) -> Floats:
     """Return 1/z² of every owner's release in every round, at unit sensitivity [releases, agents].
 
-    1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, where B contains the standard deviations of the
-    draws that count as noise. It is infinite if `step` is not in the range of B.
+    It is rounded up. 1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, where B contains the standard
+    deviations of the draws that count as noise. It is infinite if `step` is not in the range of B.
     """
     counts, independent = _counting(plan)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -151,8 +159,11 @@ def information(plan: Plan) -> Floats:
         with np.errstate(divide="ignore"):
             per_row = np.where(_carries(plan, rounds), 1 / variance, 0.0)
         result[rounds] = (of_owner @ per_row.T).T
+    rounding = 1 + gamma(
+        int(np.bincount(plan.owner[~plan.memories]).max()) + 2 * plan.draw.values.shape[-1] + 16
+    )
     with np.errstate(invalid="ignore"):
-        return np.where((result == 0) | (plan.rate == 0)[:, None], 0.0, result * ratio[:, None])
+        return np.where((result == 0) | (plan.rate == 0)[:, None], 0.0, result * ratio[:, None] * rounding)
 
 
 def all_draws_count(plan: Plan) -> bool:
@@ -228,10 +239,4 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
     names, column = np.unique(draw, return_inverse=True)
     B = np.zeros((len(draw), len(names)))
     np.add.at(B, (np.arange(len(draw))[:, None], column.reshape(draw.shape)), std)
-    C = B @ B.T
-    white = whiten(C, C.diagonal())
-    exposed = np.abs(step[white.null] - white.weights @ step[white.fresh])
-    if (exposed > STEP_ROUNDING * (step[white.null] + np.abs(white.weights) @ step[white.fresh])).any():
-        return np.inf
-    D = white.inverse @ step[white.fresh]
-    return float(D @ D) * white.guard**2
+    return float(exact_squares(B, step[:, None])[0])

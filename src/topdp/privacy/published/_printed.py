@@ -107,7 +107,8 @@ class Theorem1(Calibration):
     The theorem uses the sensitivity C/|D_i| whatever the batch. So z = 8 √(T ln(1/δ) ln(1.25/δ)) / ε with
     full batches, and size/|D_i| times this with smaller batches. Under replace-one σ doubles. The paper does
     not account for decay of the noise, so the claim is that of the first release. Noise that grows is
-    refused, because the paper does not treat it.
+    refused, because the paper does not treat it. The theorem's sensitivity has no λ, wherever the noise
+    stands: noise on the estimate has the std σ C, too, and not λ σ C.
 
     **Guarantees.** The proof is invalid, because it composes a bound for pure DP over (ε', δ) steps. With
     full batches and equal noise, σ is private nevertheless: at δ = 1e-5 it is 26 to 21 times the noise needed
@@ -118,6 +119,7 @@ class Theorem1(Calibration):
     """
 
     name: ClassVar[str] = "theorem1"
+    counts_step: ClassVar[bool] = False
 
     def _noise(self, epsilon: float, delta: float, releases: int, batches: Batches) -> float:
         return self._scale(delta, releases, batches) / epsilon

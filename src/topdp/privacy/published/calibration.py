@@ -73,6 +73,9 @@ class Calibration(ABC):
 
     name: ClassVar[str]
 
+    # Whether the analysis counts that the step size λ multiplies the gradient but not noise on the estimate.
+    counts_step: ClassVar[bool] = True
+
     @final
     def calibrate(
         self,
@@ -128,13 +131,17 @@ class Calibration(ABC):
         delta: float,
         batches: Batches | None = None,
         adjacency: Adjacency = "add-remove",
+        *,
+        true_multipliers: ArrayLike | None = None,
     ) -> float:
         """Return the ε that the method claims for releases with these noise multipliers.
 
-        `noise_multipliers`: one number for each release, in order. `batches`: None means full batches. The
+        `noise_multipliers`: one number for each release, in order. `batches`: None means full batches.
+        `true_multipliers`: those of the same releases with λ counted, if the method does not count it. The
         result is infinite if a release has no noise. Warn (`PrivacyWarning`) if the exact ε is larger.
         """
         z, delta = expect_noise(noise_multipliers), expect_delta(delta)
+        exact = z if true_multipliers is None else expect_noise(true_multipliers)
         expect_adjacency(adjacency)
         batches = Full(1) if batches is None else batches
         expect_supported(self.supports(batches, adjacency))
@@ -143,7 +150,7 @@ class Calibration(ABC):
         if batches.sampled:
             return self._sampled_claim(z, delta, batches.rate)
         claimed = self._claim(z, delta, batches)
-        self._compare(claimed, gaussian.epsilon_of(worst_mu(z, batches), delta), delta, batches)
+        self._compare(claimed, gaussian.epsilon_of(worst_mu(exact, batches), delta), delta, batches)
         return claimed
 
     @abstractmethod

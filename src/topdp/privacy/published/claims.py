@@ -6,16 +6,17 @@ As in the paper, the claim does not account for the noise that Top-DP saves. `vi
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from topdp.base.array_types import Floats
 from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
-from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
+from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_deltas, expect_supported
 from topdp.protocols import protocol_of
 
 
@@ -24,7 +25,8 @@ class Analysis:
     """The inputs of an account apart from the plan: a calibration, and how each agent uses its records.
 
     `calibration`: the name of the method whose claim is computed. `batches`: of each agent. `clip`: the bound
-    on the norm of one record's gradient.
+    on the norm of one record's gradient. `noise_on_estimate`: whether the noise is added to the estimate, as
+    the paper prints it, and not to the gradient, which is multiplied by λ.
 
     >>> from topdp.plan import Cycle
     >>> analysis = Analysis("tight", (Cycle(2000, 20),) * 3, clip=4.0)
@@ -36,6 +38,8 @@ class Analysis:
     batches: tuple[Batches, ...]
     clip: float
     adjacency: Adjacency = "add-remove"
+    _: KW_ONLY
+    noise_on_estimate: bool = False
 
     def __post_init__(self) -> None:
         if self.calibration != "tight":  # the default needs no other calibrations
@@ -65,28 +69,51 @@ class Analysis:
                 {"kind": kind, "size": size}
                 for kind, size in dict.fromkeys((b.kind, getattr(b, "size", None)) for b in self.batches)
             ],
+            **({"noise_on": "estimate"} if self.leaves_out_step else {}),
         }
 
-    def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
-        """Return the claimed ε [agents], and the warnings of the calibration."""
-        z = noise_multipliers(plan, self.exposure())
-        by_noise: dict[tuple[bytes, Batches], float] = {}
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", PrivacyWarning)
-            for agent, batches in enumerate(self.batches):
-                key = (z[:, agent].tobytes(), batches)
-                if key not in by_noise:
-                    by_noise[key] = self.claim_of(agent, z[:, agent], delta)
-        claims = [by_noise[z[:, agent].tobytes(), batches] for agent, batches in enumerate(self.batches)]
-        messages = [str(w.message) for w in caught if issubclass(w.category, PrivacyWarning)]
-        return np.array(claims), list(dict.fromkeys(messages))
-
-    def claim_of(self, agent: int, noise_multipliers: Floats, delta: float) -> float:
-        """Return the claimed ε of `agent` for releases with these noise multipliers."""
+    @property
+    def leaves_out_step(self) -> bool:
+        """Whether the claim leaves out the step size λ, which multiplies the gradient but not the noise."""
+        if not self.noise_on_estimate or self.calibration == "tight":
+            return False
         from topdp.privacy.published.calibrations import CALIBRATIONS
 
-        rule = CALIBRATIONS[self.calibration]
-        return rule.claim(noise_multipliers, delta, self.batches[agent], self.adjacency)
+        return not CALIBRATIONS[self.calibration].counts_step
+
+    def claim(self, plan: Plan, delta: ArrayLike) -> tuple[Floats, list[str]]:
+        """Return the claimed ε [agents] at one δ or each agent's δ, and the calibration's warnings."""
+        z = self.multipliers(plan)
+        deltas = expect_deltas(delta, len(self.batches))
+        keys = [(z[..., i].tobytes(), batches, float(deltas[i])) for i, batches in enumerate(self.batches)]
+        claims: dict[tuple[bytes, Batches, float], float] = {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PrivacyWarning)
+            for agent, key in enumerate(keys):
+                if key not in claims:
+                    claims[key] = self.claim_of(agent, z[..., agent], float(deltas[agent]))
+        messages = [str(w.message) for w in caught if issubclass(w.category, PrivacyWarning)]
+        return np.array([claims[key] for key in keys]), list(dict.fromkeys(messages))
+
+    def claim_of(self, agent: int, multipliers: Floats, delta: float) -> float:
+        """Return the claimed ε of `agent` at `delta` for releases with these multipliers [2, releases]."""
+        from topdp.privacy.published.calibrations import CALIBRATIONS
+
+        rule, (stated, true) = CALIBRATIONS[self.calibration], multipliers
+        return rule.claim(stated, delta, self.batches[agent], self.adjacency, true_multipliers=true)
+
+    def multipliers(self, plan: Plan) -> Floats:
+        """Return the noise multipliers as the calibration takes them, and the true ones.
+
+        The result is [2, releases, agents]. The two are equal unless the claim `leaves_out_step`: then the
+        first are full-scale standard deviation / sensitivity. Raise NotCovered if no published analysis
+        covers the plan.
+        """
+        exposure = self.exposure()
+        true = noise_multipliers(plan, exposure)
+        if not self.leaves_out_step:
+            return np.stack([true, true])
+        return np.stack([plan.scale[:, None] * (plan.full_scale / exposure.sensitivity), true])
 
 
 def claim_reason(plan: Plan) -> str | None:
