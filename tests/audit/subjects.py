@@ -29,7 +29,12 @@ def network(hidden: int = 20) -> torch.nn.Module:
 
 
 def settings(agents: int, rounds: int, **sections: dict[str, Any]) -> RunConfig:
-    tree: dict[str, Any] = {"rounds": rounds, "topology": {"kind": "ring", "agents": agents}, **sections}
+    tree: dict[str, Any] = {
+        "noise_seed": 0,
+        "rounds": rounds,
+        "topology": {"kind": "ring", "agents": agents},
+        **sections,
+    }
     tree["privacy"] = {"epsilon": 4.0, "clip": 1.0, **sections.get("privacy", {})}
     return parse(tree)
 

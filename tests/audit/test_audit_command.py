@@ -16,7 +16,7 @@ def config(tmp_path_factory):
     data = blobs_file(folder / "blobs.npz", records=480)
     file = folder / "small.toml"
     file.write_text(
-        f'rounds = 4\n[topology]\nkind = "ring"\nagents = 4\n[method]\nname = "top"\n'
+        f'noise_seed = 0\nrounds = 4\n[topology]\nkind = "ring"\nagents = 4\n[method]\nname = "top"\n'
         f'[privacy]\nepsilon = 4.0\nclip = 1.0\n[data]\nname = "{data}"\n',
         encoding="utf-8",
     )
@@ -33,12 +33,14 @@ def test_an_audit_of_a_configuration_reports_the_proved_and_the_audited_epsilon(
     done = topdp("audit", config, "--out", tmp_path / "found")
     assert done.code == 0, done.err
     for words in (
-        "60 aimed",
-        "60 turning",
+        "54 aimed",
+        "54 turning",
         "proved for this observer",
         ": adaptive",
         "0.95 confidence",
         "audited",
+        "independence",
+        "at most 0.1%",
     ):
         assert words in done.out
     details = json.loads((tmp_path / "found" / "audit.json").read_text(encoding="utf-8"))
@@ -47,9 +49,13 @@ def test_an_audit_of_a_configuration_reports_the_proved_and_the_audited_epsilon(
     assert details["status"]["view"] == "not asked" and details["status"]["adaptive"] == "finite"
     with (tmp_path / "found" / "scores.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 120 and {row["kind"] for row in rows} == {"aimed", "turning"}
+    assert len(rows) == 108 and {row["kind"] for row in rows} == {"aimed", "turning"}
     aimed = [row for row in rows if row["kind"] == "aimed"]
     assert sum(row["there"] == "1" for row in aimed) == details["kinds"]["aimed"]["there"]
+    checks = details["checks"]
+    assert set(checks) == {"spread", "mean", "independence", "canaries", "records"}
+    assert all(check["p"] > 1e-9 for check in checks.values())
+    assert checks["spread"]["tests"] > 5 * 4 + 4 + 1  # rows, agents, and all
     with Image.open(tmp_path / "found" / "roc.png") as picture:
         assert min(picture.size) > 500
 
@@ -130,7 +136,10 @@ def test_a_rehearsal_of_a_federation_can_be_audited(topdp, config, tmp_path):
     out = tmp_path / "found"
     found = parse_json(topdp("audit", tmp_path / "fed", "--recorded", "--out", out, "--json"))
     assert found["epsilon_proved"] == pytest.approx(4.0, abs=1e-3)
-    assert found["kinds"]["aimed"]["canaries"] == 80
+    assert found["kinds"]["aimed"]["canaries"] == 72
+    assert set(found["checks"]) == {"spread", "mean", "independence", "canaries"}
+    assert all(check["p"] > 1e-9 for check in found["checks"].values())  # this noise has no seed
+    assert found["checks"]["spread"]["found"] == pytest.approx(1.0, abs=0.5)
     assert 0.4 < found["kinds"]["aimed"]["spread"][0] < 1.8  # 1 up to chance: this noise has no seed
     notes = tmp_path / "fed" / "agents" / "agent1" / "state" / "recording" / "round-000001.npz"
     assert notes.stat().st_mode & 0o077 == 0

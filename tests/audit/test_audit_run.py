@@ -7,14 +7,16 @@ from subjects import Audited, sections
 
 from builders import SETTINGS
 from topdp.audit import AuditError, AuditRequest
+from topdp.audit.noise_checks import FALSE_FLAGS
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator.simulated_noise import SimulatedDraws
 
 
 class DrawnOnce(SimulatedDraws):
     """A broken mechanism: every round uses the noise of round 0."""
 
-    def seeds(self, round, draws):
-        return super().seeds(0, draws)
+    def names(self, round, draws):
+        return super().names(0, draws)
 
 
 def audit_with_1000_canaries(**options):
@@ -31,7 +33,7 @@ def test_an_audit_of_plain_at_epsilon_4_finds_at_least_half_of_it():
 @pytest.mark.parametrize("guarantee", ["view", "worst-case"])
 def test_noise_that_is_drawn_once_and_used_in_every_round_is_detected(guarantee):
     made = audit_with_1000_canaries(method={"name": "plain"}, privacy={"guarantee": guarantee})
-    found = made.run(0, DrawnOnce(0, made.plan.draws, made.plan.releases))
+    found = made.run(0, DrawnOnce(NoiseKey.of_seed(0), made.plan.draws, made.plan.releases))
     assert "proved" in found.exceeds and "claimed" in found.exceeds
     assert found.lower > 2 * found.proved
     assert "not as private as proved" in found.verdict
@@ -68,17 +70,23 @@ CASES = {
     "poisson": {"method": {"name": "plain"}, "data": {"batch": {"poisson": 40}}},
     "poisson, noise reused": {**sections("top-sync"), "data": {"batch": {"poisson": 40}}},
     "replaced": {"method": {"name": "plain"}, "privacy": {"adjacency": "replace-one"}},
+    "normalised": {"method": {"name": "plain"}, "privacy": {"clipping": "normalised"}},
+    "per layer": {**sections("muffliato"), "privacy": {"clipping": "per-layer"}},
+    "momentum": {"method": {"name": "top"}, "train": {"optimiser": "momentum", "weight_decay": 0.01}},
 }
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_a_correct_mechanism_is_accused_at_most_as_often_as_the_confidence_allows(case):
-    made = Audited.of(AuditRequest(confidence=0.9), rounds=4, records=80, hidden=10, **CASES[case])
+    asked = AuditRequest(confidence=0.9, canaries=80)
+    made = Audited.of(asked, rounds=4, records=80, hidden=10, **CASES[case])
     runs = 200 if case == "muffliato" else 100  # 13 of its first hundred seeds accuse it, but 48 of 700
     found = [made.run(seed) for seed in range(runs)]
     accused = sum("proved" in one.exceeds for one in found)
     assert accused <= 0.1 * runs  # 1 - confidence
+    flagged = sum(bool(one.deviations) for one in found)
+    assert binom.sf(flagged - 1, runs, FALSE_FLAGS) > 1e-3
     assert binom.sf(accused - 1, runs, 0.1) > 1e-3
     if "poisson" not in case:
         assert np.mean([one.lower for one in found]) > 0.25 * made.proved

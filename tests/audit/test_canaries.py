@@ -11,6 +11,7 @@ from topdp.audit.canaries import AuditError, canary_count, plant_canaries
 from topdp.audit.canary_scores import execute
 from topdp.data import batch_selection
 from topdp.plan import Cycle, Full, Poisson
+from topdp.plan.noise_key import NoiseKey
 
 BATCHES = {"full": Full(90), "cycle": Cycle(90, 20), "poisson": Poisson(90, 20)}
 ONES = {"full": np.ones(1), "cycle": np.array([3.0, 1.0, 2.0, 0.0, 4.0]), "poisson": np.ones(1)}
@@ -29,12 +30,15 @@ def plant(kind, count=50, replaced=False, seed=0):
     )
 
 
+KEY = NoiseKey.of_seed(0)
+
+
 @pytest.mark.parametrize("kind", BATCHES)
 def test_a_canary_is_used_instead_of_its_record_in_the_same_batches(kind):
     canaries, batches = plant(kind), [BATCHES[kind]] * 3
     for round in range(12):
-        before = batch_selection.select(batches, 5, round)
-        after = canaries.select(batches, 5, round, torch.device("cpu"))
+        before = batch_selection.select(batches, 5, round, key=KEY)
+        after = canaries.select(batches, 5, round, torch.device("cpu"), KEY)
         indices = np.arange(90) if before.indices is None else before.indices[1].numpy()
         weights = np.ones(len(indices)) if before.weights is None else before.weights[1].numpy()
         chosen = set(indices[weights > 0].tolist())
@@ -62,7 +66,7 @@ def test_a_coin_changes_the_sum_by_the_clip_or_by_twice_the_clip():
 
 def test_canaries_take_the_most_informative_places_and_none_without_information():
     canaries, batches = plant("cycle", count=70), [BATCHES["cycle"]] * 3
-    used = [canaries.select(batches, 0, r, torch.device("cpu")).used.tolist() for r in range(5)]
+    used = [canaries.select(batches, 0, r, torch.device("cpu"), KEY).used.tolist() for r in range(5)]
     assert sorted(itertools.chain(*used)) == list(range(70)) and list(map(len, used)) == [20, 20, 20, 0, 10]
     with pytest.raises(AuditError, match="at most 70, got 71"):
         canary_count(71, 1, batches, ONES["cycle"], 200, 0)
@@ -77,7 +81,10 @@ def test_coins_are_fair_and_no_canaries_share_a_parameter():
 
 def test_the_number_of_canaries_is_the_largest_that_fits_and_at_least_the_minimum():
     full = [Full(300)] * 3
-    assert canary_count(None, 0, full, np.ones(1), 5000, 0) == 300
+    assert canary_count(None, 0, full, np.ones(1), 5000, 0) == 270  # a tenth stays for planted records
+    assert canary_count(300, 0, full, np.ones(1), 5000, 0) == 300
+    assert canary_count(None, 0, [Full(42)] * 3, np.ones(1), 5000, 0) == 40
+    assert canary_count(None, 0, [Full(1050)] * 3, np.ones(1), 5000, 0) == 950
     assert canary_count(None, 0, [Full(3000)] * 3, np.ones(1), 5000, 0) == 1000
     assert canary_count(None, 0, full, np.ones(1), 100, 0) == 100
     for asked, records, dimension, said in (

@@ -63,7 +63,7 @@ def test_scores_do_not_depend_on_rows_that_the_observer_does_not_see():
         for r, seen in enumerate(rounds):
             rows = seen.rows.copy()
             rows[spoil(r)] = np.nan
-            spoilt.append(seen._replace(rows=rows))
+            spoilt.append(replace(seen, rows=rows))
         return canary_scores(
             audit.observer, 0, 1 / 160, spoilt, signs=audit.signs, column=canaries.column, start=start
         )

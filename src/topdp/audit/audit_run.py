@@ -2,8 +2,10 @@
 
     observer   guarantee, names       -> owner, observer, proved bound              audit_observer.py
     plant      batches, coins         -> canaries in the owner's shard              canaries.py
+               model, free records    -> records whose clipped gradient is known    planted_records.py
     execute    plan, data, canaries   -> rows, round by round                       canary_scores.py
     score      what the observer saw  -> one number per canary                      canary_scores.py
+    check      everything, the plan   -> whether the noise is as planned            noise_checks.py
     bound      scores, coins          -> lower bounds on ε, with confidence         findings.py
 
 An audit cannot show that a run is private; it can only show that a run is not private. It executes the plan
@@ -23,6 +25,8 @@ from topdp.audit.audit_observer import Observer, expect_observer, observer_named
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_scores import ObservedRound, canary_scores, execute, information
 from topdp.audit.findings import Findings, KindFindings, gaussian, guesses_for, guessing
+from topdp.audit.noise_checks import Columns, NoiseChecks
+from topdp.audit.planted_records import plant_records
 from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
@@ -50,7 +54,7 @@ class AuditRequest:
     sees: str | None = None  # by default what the observer of the guarantee sees
     canaries: int | None = None  # by default as many as fit, up to 1,000
     confidence: float = 0.95
-    delta: float | None = None  # by default that of the account
+    delta: float | None = None  # by default the owner's, as in the account
     seed: int = 0
 
     def expect_possible(self, agents: int) -> None:
@@ -148,7 +152,7 @@ class Audit:
             ),
             dimension=dimension,
             confidence=request.confidence,
-            delta=account.delta,
+            delta=float(account.deltas[owner]),
             signs=pushes,
             worth=worth,
         )
@@ -174,7 +178,9 @@ class Audit:
         `noise`: draws that replace those that follow from `seed`, for audits of another noise generator.
         """
         canaries = self.plant(seed, order=seed)
-        rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
+        free = np.setdiff1d(np.arange(self.exposure.batches[self.owner].records), canaries.records)
+        planted = plant_records(parts.gradients, parts.shards, parts.start, self.owner, free)
+        rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise, planted)
         start = parts.start[canaries.coordinates].double().cpu().numpy()
         return self.judge(canaries, start, rounds, seed, progress)
 
@@ -191,9 +197,17 @@ class Audit:
         `start` [canaries]: the public initial row at the canaries' coordinates.
         """
 
+        checks = NoiseChecks(self.observer.plan, self.owner)
+
         def reported() -> Iterator[ObservedRound]:
+            before = np.broadcast_to(start, (self.observer.plan.rows, len(canaries)))
             for number, observed in enumerate(rounds):
                 yield observed
+                gradients = observed.gradients.copy()
+                gradients[self.owner] += observed.added
+                columns = Columns(before, observed.rows, gradients)
+                checks.add(number, columns, observed.added, observed.planted)
+                before = observed.rows
                 progress("training", number, self.observer.plan.releases - 1, unit="round")
 
         scores = canary_scores(
@@ -234,6 +248,7 @@ class Audit:
             proved=self.loss.epsilon(self.delta),
             mu=None if math.isnan(self.loss.mu) else self.loss.mu,
             answers=self.answers,
+            checks=checks.results(),
         )
 
 

@@ -31,10 +31,13 @@ from topdp.base.array_types import Floats, Ints
 from topdp.data import batch_selection
 from topdp.errors import InputError
 from topdp.plan import Batches, stream
+from topdp.plan.noise_key import NoiseKey
 
 CANARY_KINDS = ("aimed", "turning")
 DEFAULT_CANARIES = 1000
 MIN_CANARIES = 40
+FREE_RECORDS = 100
+"""By default, canaries leave so many records of the owner free for `planted_records`; at most a tenth."""
 
 
 class AuditError(InputError):
@@ -81,10 +84,10 @@ class Canaries:
         return np.asarray(canary[records])
 
     def select(
-        self, batches: Sequence[Batches], seed: int, round: int, device: torch.device
+        self, batches: Sequence[Batches], seed: int, round: int, device: torch.device, key: NoiseKey
     ) -> CanarySelection:
         """Return the records and the canaries that `round` uses. Replaced records have the weight 0."""
-        selection = batch_selection.select(batches, seed, round, device)
+        selection = batch_selection.select(batches, seed, round, device, key)
         weights = selection.weights
         if weights is None:
             weights = torch.ones(len(batches), max(own.records for own in batches), device=device)
@@ -154,7 +157,8 @@ def canary_count(
     records = len(_usable(_residue_classes(owner, batches, seed, len(worth)), worth))
     limit = min(records, dimension)
     reason = f"Agent {owner} has {records} usable records, and the model has {dimension} parameters."
-    count = min(DEFAULT_CANARIES, limit) if requested is None else requested
+    spare = max(MIN_CANARIES, records - min(FREE_RECORDS, records // 10))
+    count = min(DEFAULT_CANARIES, limit, spare) if requested is None else requested
     if count > limit:
         raise AuditError(
             f"--canaries: expected at most {limit}, got {count}. Each canary needs a record and a parameter "

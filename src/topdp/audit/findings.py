@@ -14,6 +14,9 @@ The number of guesses must not depend on the scores, because the confidence woul
 allowed error probability is divided evenly among them. Therefore the largest of them is also a lower bound
 with this confidence. If a lower bound exceeds a proved upper bound, then, except with the allowed error
 probability, the proof, the code or one of their assumptions is wrong.
+
+Bounds can miss a fault, because noise that is wrong may hide canaries as well as noise that is right. So the
+findings also contain the checks of `noise_checks`, with an error probability of their own.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import betainc, expit, ndtr, ndtri
 
+from topdp.audit.noise_checks import FALSE_FLAGS, Check
 from topdp.base.array_types import Bools, Floats
 from topdp.privacy.basics.gaussian import epsilon_of
 
@@ -190,6 +194,17 @@ class Findings:
     proved: float  # ε for this observer
     mu: float | None  # μ for this observer; None if records are sampled at random
     answers: dict[str, float | str]  # the account's answers for the owner: ε, or the status if there is none
+    checks: tuple[Check, ...]  # of the noise and the clipping
+
+    @property
+    def deviations(self) -> list[Check]:
+        """The checks by which the run does not follow its plan."""
+        return [check for check in self.checks if check.flagged]
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the audit found a fault: a bound above the proved ε, or a deviation from the plan."""
+        return "proved" in self.exceeds or bool(self.deviations)
 
     @property
     def lower(self) -> float:
@@ -212,8 +227,14 @@ class Findings:
     @property
     def verdict(self) -> str:
         bound = f"ε ≥ {self.lower:.4g} ({100 * self.confidence:.4g}% confidence)"
+        differs = f" The run does not follow its plan: {'; '.join(map(str, self.deviations))}."
         if "proved" in self.exceeds:
-            return f"{bound}, above the proved {self.proved:.4g}: not as private as proved."
+            text = f"{bound}, above the proved {self.proved:.4g}: not as private as proved."
+            return text + differs * bool(self.deviations)
+        if self.deviations:
+            return (
+                f"{bound}, below the proved {self.proved:.4g}, but the proof is about another run.{differs}"
+            )
         exceeded = [name.replace("_", " ") for name in self.exceeds]
         also = f" It exceeds {' and '.join(exceeded)}." if exceeded else ""
         return f"{bound}, below the proved {self.proved:.4g}: consistent.{also}"
@@ -232,6 +253,8 @@ class Findings:
             "epsilon_of_owner": {name: _number(value) for name, value in self.answers.items()},
             "status": {name: _status(value) for name, value in self.bounds.items()},
             "exceeds": self.exceeds,
+            "checks": {check.name: check.to_json() for check in self.checks},
+            "false_flags": FALSE_FLAGS,
             "verdict": self.verdict,
             "kinds": {name: kind.to_json() for name, kind in self.kinds.items()},
         }

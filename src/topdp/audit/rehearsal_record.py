@@ -76,16 +76,21 @@ class AgentRecording:
         received: Mapping[int, Floats],
         gradient: Floats | None,
         shared: Mapping[int, Floats] | None = None,
+        added: Floats | None = None,
     ) -> None:
         """Record the rows made in `round` and the rows received of the previous round, by row number.
 
         `gradient`: the agent's mean gradient without canaries; None if its records did not enter the round.
-        `shared`: the draws of `round` that another agent knows too, by draw number.
+        `shared`: the draws of `round` that another agent knows too, by draw number. `added`: what the
+        canaries added to the gradient.
         """
         arrays = {f"made-{row}": values for row, values in made.items()}
         arrays |= {f"received-{row}": values for row, values in received.items()}
         arrays |= {f"draw-{number}": values for number, values in (shared or {}).items()}
-        _write(self._file(round), **arrays, **({} if gradient is None else {"gradient": gradient}))
+        means = {"gradient": gradient, "added": added}
+        _write(
+            self._file(round), **arrays, **{name: mean for name, mean in means.items() if mean is not None}
+        )
 
     @property
     def start(self) -> Floats:
@@ -104,6 +109,10 @@ class AgentRecording:
 
     def gradient(self, round: int) -> Floats | None:
         return _read(self._file(round), "an agent's recording").get("gradient")
+
+    def added(self, round: int) -> Floats | None:
+        """Return what the canaries added to the gradient; None if there are none in the round."""
+        return _read(self._file(round), "an agent's recording").get("added")
 
     def _rows(self, round: int, prefix: str) -> dict[int, Floats]:
         arrays = _read(self._file(round), "an agent's recording")
@@ -151,7 +160,13 @@ def recorded_rounds(
                 )
             gradients[i] = 0.0 if gradient is None else gradient
         draws = {number: draw for j in observer.members for number, draw in recordings[j].shared(r).items()}
-        yield ObservedRound(values, gradients, draws.__getitem__)
+        added = recordings[canaries.owner].added(r)
+        yield ObservedRound(
+            rows=values,
+            gradients=gradients,
+            draws=draws.__getitem__,
+            added=np.zeros(len(canaries)) if added is None else added,
+        )
 
 
 def _write(path: Path, **arrays: np.ndarray) -> None:
