@@ -141,6 +141,8 @@ def sections(draw: st.DrawFn, section: type[Section]) -> Section:
         if field.is_required() or draw(st.booleans())
     }
     try:
+        if "sigma" in chosen:
+            chosen.pop("epsilon", None)  # one source cannot set both
         return section(**chosen)
     except ValidationError:  # keys that contradict each other
         assume(False)

@@ -24,6 +24,7 @@ from topdp import topology
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy import exposure, worst_case
 from topdp.protocols import Central, Protocol, protocol_of
 from topdp.simulator.engine import Engine
@@ -158,7 +159,14 @@ def test_training_without_noise_on_equal_data_gives_every_agent_the_same_model(n
         [(one.inputs[0], one.targets[0])] * 5, test=(one.test_inputs, one.test_targets), classes=3
     )
     plan = write(name, graph, deviation=np.zeros(5))
-    engine = Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), seed=0)
+    engine = Engine(
+        plan,
+        ClippedGradients(linear_model(), 1.0),
+        shards,
+        batches_of(shards),
+        seed=0,
+        key=NoiseKey.of_seed(0),
+    )
     state = engine.start(ClippedGradients(linear_model(), 1.0).flat.flatten())
     while state.releases < plan.releases:
         state = engine.advance(state)
@@ -179,7 +187,7 @@ def test_pruned_and_unpruned_plans_give_the_same_estimates(name, monkeypatch):
         if not shorter:
             monkeypatch.setattr("topdp.simulator.engine.prune", lambda plan: plan)
         gradients = ClippedGradients(linear_model(), 1.0)
-        engine = Engine(plan, gradients, shards, batches_of(shards), seed=4)
+        engine = Engine(plan, gradients, shards, batches_of(shards), seed=4, key=NoiseKey.of_seed(4))
         assert (engine.plan.exists.sum() < plan.exists.sum()) == (shorter and name == "top-sync")
         state = engine.start(gradients.flat.flatten())
         while state.releases < plan.releases:
@@ -308,17 +316,17 @@ def test_an_invalid_offline_share_is_rejected(offline):
 
 
 def test_the_matching_of_exchanges_is_maximal():
-    """Two neighbours without a partner must have been partners in the previous round."""
+    """Of two neighbours without a partner, the row of one must contain that of the other."""
     graph = topology.random(15, 0.4, 3)
     plan = write("plain-async", graph)
-    previous = np.full(15, -1)
+    mixed_in = np.full(15, -1)
     for r in range(1, plan.releases):
         partner, online = plan[r].source[:, 1], plan[r].step != 0
         alone = np.flatnonzero((partner < 0) & online)
         for i in alone:
             for j in alone:
-                assert not graph.adjacency[i, j] or previous[i] == j
-        previous = partner
+                assert not graph.adjacency[i, j] or mixed_in[i] == j or mixed_in[j] == i
+        mixed_in = np.where(online, partner, mixed_in)
 
 
 def test_partners_are_uniform_over_neighbours():

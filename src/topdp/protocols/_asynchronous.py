@@ -3,14 +3,15 @@
 `TopAsynchronous` is Algorithm 2 of the paper. `PlainAsynchronous` makes the same exchanges with full-scale
 noise, as the paper runs its baselines. In each round, a random search pairs the agents. Each online agent, in
 random order, examines its neighbours in random order. It pairs with the first neighbour that is online and
-has no partner yet, but never with its own partner of the previous round.
+has no partner yet, but never with an agent whose row is in its current estimate: that agent knows the noise
+which it reuses (`Rematch`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, NamedTuple, final, get_args
 
 import numpy as np
 
@@ -19,7 +20,14 @@ from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.random_streams import stream
 from topdp.plan.schedules import Schedule
-from topdp.protocols.protocol import DEFAULT_OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
+from topdp.protocols.protocol import (
+    DEFAULT_OWN_SHARE,
+    Rematch,
+    UpdateRule,
+    check_deviation,
+    check_own_share,
+    reduced,
+)
 from topdp.topology import Topology
 
 MATCHING_CHUNK_ROUNDS = 1024
@@ -32,20 +40,24 @@ class Pairs(NamedTuple):
     online: Bools  # [rounds, n]: whether the agent takes part in the round
 
 
-def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pairs:
+def draw_pairs(
+    topology: Topology, rounds: int, offline: float, seed: int, rematch: Rematch = "after-new-row"
+) -> Pairs:
     """Draw the partners of all agents in all rounds, and return them.
 
     In each round, exactly round(offline·n) agents are offline; they are drawn again for every round. Raise
-    InputError unless 0 <= offline < 1.
+    InputError unless 0 <= offline < 1, and `rematch` is a known rule.
     """
     if not 0 <= offline < 1:
         raise InputError(f"Expected 0 <= offline < 1 (the share of agents that are offline), got {offline}.")
+    if rematch not in get_args(Rematch):
+        raise InputError(f"Expected rematch to be {' or '.join(get_args(Rematch))}, got {rematch!r}.")
     n = topology.agents
     absent = round(offline * n)
     first, second = topology.edges[:, 0], topology.edges[:, 1]
     partner = np.full((rounds, n), NOBODY, np.int64)
     online = np.ones((rounds, n), bool)
-    previous = [NOBODY] * n
+    last = [NOBODY] * n  # the agent whose row is in the current estimate of each agent
     for start in range(0, rounds, MATCHING_CHUNK_ROUNDS):
         stop = min(start + MATCHING_CHUNK_ROUNDS, rounds)
         size = stop - start
@@ -59,38 +71,47 @@ def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pa
         for t in range(start, stop):
             usable = np.flatnonzero(free[t - start])
             ordered = usable[keys[t - start, usable].argsort()]
-            previous = _greedy_matching(first[ordered].tolist(), second[ordered].tolist(), previous)
-            partner[t] = previous
+            chosen = _greedy_matching(first[ordered].tolist(), second[ordered].tolist(), last)
+            partner[t] = chosen
+            if rematch == "after-new-row":
+                for i in order[t - start, :absent]:  # these agents make no row
+                    chosen[i] = last[i]
+            last = chosen
     return Pairs(partner, online)
 
 
-def _greedy_matching(first: list[int], second: list[int], previous: list[int]) -> list[int]:
+def _greedy_matching(first: list[int], second: list[int], last: list[int]) -> list[int]:
     """Return the partner of each agent.
 
-    `first`, `second`: the ends of edges. The edges are matched greedily in this order. `previous`: the
-    partners of the previous round; two agents that were partners then are not matched again.
+    `first`, `second`: the ends of edges. The edges are matched greedily in this order. `last`: the last
+    partner of each agent; it is not matched with this agent again.
     """
-    partner = [NOBODY] * len(previous)
+    partner = [NOBODY] * len(last)
     for i, j in zip(first, second, strict=True):
-        if partner[i] < 0 and partner[j] < 0 and previous[i] != j:
+        if partner[i] < 0 and partner[j] < 0 and last[i] != j and last[j] != i:
             partner[i], partner[j] = j, i
     return partner
 
 
 @dataclass(frozen=True)
 class _Asynchronous(UpdateRule):
-    """Base class of both protocols; `offline` is the share of agents that do not take part in a round."""
+    """Base class of both protocols; `offline` is the share of agents that do not take part in a round.
+
+    `rematch`: when two agents may be partners again.
+    """
 
     claimed: ClassVar[bool] = True
     pairwise: ClassVar[bool] = True
 
     offline: float = 0.1
+    _: KW_ONLY
+    rematch: Rematch = "after-new-row"
 
     @final
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         R, n = schedule.releases, topology.agents
         full = check_deviation(deviation, n)
-        pairs = draw_pairs(topology, R - 1, self.offline, seed)
+        pairs = draw_pairs(topology, R - 1, self.offline, seed, self.rematch)
         has_partner = pairs.partner >= 0
         own = np.arange(n)
 

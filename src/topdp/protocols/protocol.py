@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from topdp.errors import InputError
 from topdp.plan import PerRound, Plan
 from topdp.plan.schedules import Schedule
 from topdp.topology import Topology
+
+Rematch = Literal["after-new-row", "next-round"]
+"""When two agents may be partners again.
+
+`after-new-row`: after both have made a row without the other. An agent that sits out keeps its estimate, and
+with it its last partner. `next-round`: after one round, the reading of Algorithm 2 that counts iterations. An
+agent that sat out for this round then shows its partner the very noise that it received from this partner.
+"""
 
 
 @dataclass(frozen=True)
