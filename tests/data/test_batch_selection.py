@@ -12,12 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from topdp.data.batch_selection import Selection, select, select_many, typical_batch_width
+from topdp.data import batch_selection
+from topdp.data.batch_selection import Selection, select_many, typical_batch_width
 from topdp.errors import InputError
 from topdp.plan import Batches, Cycle, Full, Poisson
+from topdp.plan.noise_key import NoiseKey
 
-KNOWN = {"full": "b7111f67426b821e", "cycle": "5edf86dfa597cc06", "poisson": "e4c5a4c9c7e2ffbb"}
+KNOWN = {"full": "b7111f67426b821e", "cycle": "5edf86dfa597cc06", "poisson": "ae405b31a5062d71"}
 """Of the first version: the bytes of indices, weights and divisor of one round."""
+
+
+def select(batches: list[Batches], seed: int, round: int) -> Selection:
+    return batch_selection.select(batches, seed, round, key=NoiseKey.of_seed(seed))
 
 
 def used(batches: list[Batches], seed: int, round: int) -> list[list[int]]:
@@ -153,7 +159,9 @@ def test_the_records_that_a_seed_draws_never_change(kind: str) -> None:
 @pytest.mark.parametrize("kind", [Full, Cycle, Poisson])
 def test_select_many_equals_select_for_each_round(kind):
     batches = [kind(count) if kind is Full else kind(count, 3) for count in (10, 17, 4)]
-    for round, chosen in zip(range(5, 12), select_many(batches, 3, range(5, 12)), strict=True):
+    for round, chosen in zip(
+        range(5, 12), select_many(batches, 3, range(5, 12), key=NoiseKey.of_seed(3)), strict=True
+    ):
         expected = select(batches, 3, round)
         for one, other in zip(vars(chosen).values(), vars(expected).values(), strict=True):
             assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other))
@@ -163,5 +171,7 @@ def test_poisson_batches_rarely_exceed_their_typical_width():
     batches = [Poisson(2000, 20)] * 30
     assert typical_batch_width(batches) == 50 and typical_batch_width([Poisson(3, 3)]) == 3
     assert typical_batch_width([Cycle(9, 4), Cycle(9, 2)]) == 4
-    longest = [chosen.indices.shape[1] for chosen in select_many(batches, 0, range(200))]
+    longest = [
+        chosen.indices.shape[1] for chosen in select_many(batches, 0, range(200), key=NoiseKey.of_seed(0))
+    ]
     assert 28 < max(longest) <= 50

@@ -13,6 +13,7 @@ from topdp import topology
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, PlanError, optimised, plan_file, prune, schedules
+from topdp.plan.noise_key import NoiseKey
 from topdp.plan.optimisers import _add_source
 from topdp.protocols import Central, Correlated
 from topdp.simulator.engine import Engine, Intervention
@@ -41,6 +42,7 @@ def central(optimiser: Optimiser, rounds: int = 12, shards=None, seed: int = 0) 
         shards,
         [Full(count) for count in shards.counts],
         seed=seed,
+        key=NoiseKey.of_seed(seed),
     )
 
 
@@ -129,9 +131,11 @@ def test_pruned_resumed_and_stacked_runs_end_equally(protocol, kind, tmp_path):
     gradients = ClippedGradients(linear_model(), 1.0)
     both = [plan, plan_of(protocol, Optimiser(), seed=1)[1]]
     batches = [Full(count) for count in shards.counts] * 2
-    noise = StackedNoise(both, [0, 1])
-    stacked = Engine(stack_plans(both), gradients, shards, batches, seed=0, draws=noise, copies=2)
-    alone = Engine(plan, gradients, shards, batches[:8], seed=0)
+    noise = StackedNoise(both, [NoiseKey.of_seed(0), NoiseKey.of_seed(1)])
+    stacked = Engine(
+        stack_plans(both), gradients, shards, batches, seed=0, key=NoiseKey.of_seed(0), draws=noise, copies=2
+    )
+    alone = Engine(plan, gradients, shards, batches[:8], seed=0, key=NoiseKey.of_seed(0))
     torch.testing.assert_close(run_to_the_end(stacked)[:8], run_to_the_end(alone), rtol=1e-5, atol=1e-6)
 
 
@@ -140,9 +144,17 @@ def assert_pruned_and_resumed_runs_end_equally(plan, tmp_path):
     assert plan_file.load(tmp_path / "plan.npz").digest() == plan.digest()
     shards = blobs(8)
     gradients, batches = ClippedGradients(linear_model(), 1.0), [Full(count) for count in shards.counts]
-    whole = Engine(plan, gradients, shards, batches, seed=0, intervention=Intervention(every_row=True))
+    whole = Engine(
+        plan,
+        gradients,
+        shards,
+        batches,
+        seed=0,
+        key=NoiseKey.of_seed(0),
+        intervention=Intervention(every_row=True),
+    )
     expected = run_to_the_end(whole).clone()
-    pruned = Engine(prune(plan), gradients, shards, batches, seed=0)
+    pruned = Engine(prune(plan), gradients, shards, batches, seed=0, key=NoiseKey.of_seed(0))
     state = pruned.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         kept = state.rows.clone()

@@ -21,6 +21,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
 from topdp.plan import NOBODY, PerRound
+from topdp.plan.noise_key import NoiseKey
 from topdp.protocols import PlainSynchronous
 from topdp.simulator import engine as engine_file
 from topdp.simulator import fused_rows
@@ -56,6 +57,7 @@ def engine_of(plan, batches="full", dtype=torch.float32, every_row=True, at_once
         shards,
         each,
         seed=0,
+        key=NoiseKey.of_seed(0),
         intervention=Intervention(every_row=every_row),
     )
     starts = flat.flatten() + 0.1 * torch.randn(plan.agents, flat.dimension, dtype=dtype)
@@ -108,11 +110,11 @@ def test_every_row_equals_the_plans_definition(plan, batches, kind, every_row, a
         plan = replace(plan, rounded=kind)
     dtype = torch.float64 if kind == "float64" else torch.float32
     engine, state = engine_of(plan, batches, dtype, every_row, at_once, threads)
-    plan, noise = engine.plan, SimulatedDraws(0, plan.draws, plan.releases)
+    plan, noise = engine.plan, SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases)
     rows = state.rows.double().numpy()
     before = dict(enumerate(rows[plan.owner]))
     for r in range(plan.releases):
-        chosen = select(engine.batches, 0, r)
+        chosen = select(engine.batches, 0, r, key=NoiseKey.of_seed(0))
         gradients = gradients_of(engine, rows[: plan.agents], chosen)
         expected = list(defined(plan, r, before, gradients, noise))
         state = engine.advance(state)
@@ -162,7 +164,7 @@ def test_plans_that_mix_missing_rows_are_rejected():
     broken = replace(plan, source=PerRound.each(source))
     with pytest.raises(InputError, match="an estimate in some round"):
         engine_of(broken)
-    mix = CpuMixer(broken, SimulatedDraws(0, plan.draws, plan.releases))
+    mix = CpuMixer(broken, SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases))
     rows = torch.zeros(3, 5)
     with pytest.raises(InputError, match="round 2 to mix only rows that exist"):
         mix(RowWork(round=2, before=rows[:2], gradient=rows, out=torch.empty(3, 5)))

@@ -20,6 +20,7 @@ from topdp.data import batch_selection
 from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.learning.gradients.gradient_checks import FailureFlags
 from topdp.plan import prune
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator import engine as engine_file
 from topdp.simulator.engine import Engine, Intervention, WrongReplayError
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
@@ -55,7 +56,7 @@ def padded(batches, seed):
     width = batch_selection.typical_batch_width(batches)
 
     def select(round, device):
-        chosen = batch_selection.select(batches, seed, round, device)
+        chosen = batch_selection.select(batches, seed, round, device, NoiseKey.of_seed(seed))
         if chosen.indices is None:
             return chosen
         more = (0, width - chosen.indices.shape[1])
@@ -73,7 +74,7 @@ def make(name="top-sync", batches="cycle", kind="equal", rounds=6, deviation=0.3
     each = tuple(batches_of(shards, batches))
     if padding:
         options["select"] = padded(each, 0)
-    return Engine(plan, gradients, shards, each, seed=0, **options)
+    return Engine(plan, gradients, shards, each, seed=0, key=NoiseKey.of_seed(0), **options)
 
 
 def begin(engine):
@@ -137,7 +138,9 @@ def test_recorded_tensor_operations_suffice_to_replay_rounds(monkeypatch, name, 
     def another(**options):
         one = make(name, batches, "unequal", padding=True, **options)
         gradients = ClippedGradients(network(kind), 0.1)
-        return Engine(one.plan, gradients, one.shards, one.batches, seed=0, select=one.select)
+        return Engine(
+            one.plan, gradients, one.shards, one.batches, seed=0, key=NoiseKey.of_seed(0), select=one.select
+        )
 
     assert_same(replayed(another(), 4, Written), every_state(another()))
 
@@ -157,7 +160,12 @@ def test_replayed_rounds_with_the_real_kernel_equal_the_engines(monkeypatch):
     ends = []
     for several in (False, True):
         engine = Engine(
-            plan, ClippedGradients(linear_model(), 1.0), blobs(3), batches_of(blobs(3), "cycle"), seed=0
+            plan,
+            ClippedGradients(linear_model(), 1.0),
+            blobs(3),
+            batches_of(blobs(3), "cycle"),
+            seed=0,
+            key=NoiseKey.of_seed(0),
         )
         ends.append(replayed(engine, 9) if several else every_state(engine))
     assert_same(ends[1], ends[0])
@@ -434,7 +442,7 @@ def test_a_round_with_more_records_than_the_tables_hold_is_executed_separately(m
     whole = every_state(make(batches="poisson"))
     monkeypatch.setattr(batch_selection, "typical_batch_width", lambda batches: 11)
     engine = make(batches="poisson")
-    wide = [batch_selection.select(engine.batches, 0, r).indices.shape[1] > 11 for r in range(7)]
+    wide = [engine.select(r, engine.device).indices.shape[1] > 11 for r in range(7)]
     assert any(wide) and not all(wide)
     several = CudaReplay(engine, by_calling)
     found = every_state(engine, lambda s: several.advance(s, 9))
@@ -450,9 +458,7 @@ def test_rounds_are_checked_with_the_padding_of_the_replay(monkeypatch):
         return real(self, rows, inputs, *rest, out=out, **options).mul_(1 + 0.01 * inputs.shape[1])
 
     monkeypatch.setattr(ClippedGradients, "clipped_sum", by_width)
-    widths = {
-        batch_selection.select(make(batches="poisson").batches, 0, r).indices.shape[1] for r in range(13)
-    }
+    widths = {make(batches="poisson").select(r, torch.device("cpu")).indices.shape[1] for r in range(13)}
     assert len(widths) > 1
     replayed(make(batches="poisson", rounds=12), 20)
 
@@ -534,14 +540,17 @@ def test_unsupported_engines_are_not_recorded_and_have_a_reason(monkeypatch):
     engine = make()
     double = ClippedGradients(linear_model().double(), 1.0)
     args = (engine.plan, double, engine.shards, engine.batches)
-    assert "float32" in CudaReplay(Engine(*args, seed=0), by_calling).reason
+    assert "float32" in CudaReplay(Engine(*args, seed=0, key=NoiseKey.of_seed(0)), by_calling).reason
     rounded = replace(engine.plan, rounded="bfloat16")
     args = (rounded, engine.gradients, engine.shards, engine.batches)
-    assert CudaReplay(Engine(*args, seed=0), by_calling).reason == "the plan needs rows rounded to bfloat16"
+    assert (
+        CudaReplay(Engine(*args, seed=0, key=NoiseKey.of_seed(0)), by_calling).reason
+        == "the plan needs rows rounded to bfloat16"
+    )
     drops = ClippedGradients(torch.nn.Sequential(linear_model(), torch.nn.Dropout(0.5)), 1.0)
     engine = make()
     args = (engine.plan, drops, engine.shards, engine.batches)
-    assert "random" in CudaReplay(Engine(*args, seed=0), by_calling).reason
+    assert "random" in CudaReplay(Engine(*args, seed=0, key=NoiseKey.of_seed(0)), by_calling).reason
     monkeypatch.setenv("TOPDP_EAGER", "1")
     assert CudaReplay(engine, by_calling).reason == "TOPDP_EAGER is set"
     monkeypatch.setenv("TOPDP_EAGER", "0")
@@ -573,7 +582,14 @@ def test_a_model_with_user_code_is_executed_round_by_round():
     engine = make()
     ends = []
     for several in (False, True):
-        one = Engine(engine.plan, ClippedGradients(Own(), 1.0), engine.shards, engine.batches, seed=0)
+        one = Engine(
+            engine.plan,
+            ClippedGradients(Own(), 1.0),
+            engine.shards,
+            engine.batches,
+            seed=0,
+            key=NoiseKey.of_seed(0),
+        )
         many = CudaReplay(one, by_calling)
         ends.append(every_state(one, (lambda s, m=many: m.advance(s, 4)) if several else None))
         assert not several or "known layers" in many.reason
@@ -688,9 +704,12 @@ def test_replayed_stacked_runs_equal_the_engines(batches):
     once = batches == "full"
 
     def stacked():
-        chosen = StackedBatches(tuple((each, seed) for seed in seeds))
+        chosen = StackedBatches(tuple((each, seed, NoiseKey.of_seed(seed)) for seed in seeds))
         held = shards if once else stack_shards([shards, shards])
-        gradients, noise = ClippedGradients(network("mlp"), 1.0), StackedNoise(plans, seeds)
+        gradients, noise = (
+            ClippedGradients(network("mlp"), 1.0),
+            StackedNoise(plans, list(map(NoiseKey.of_seed, seeds))),
+        )
         return Engine(
             stack_plans(plans), gradients, held, chosen.batches, seed=3, draws=noise, select=chosen.select,
             copies=2 if once else 1,

@@ -12,6 +12,7 @@ from topdp import topology
 from topdp.data.batch_selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients, DivergedError
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator import fused_rows
 from topdp.simulator.engine import Engine
 from topdp.simulator.simulated_noise import SimulatedDraws
@@ -22,7 +23,9 @@ def make(name="top-sync", batches="full", seed=0, rounds=8, deviation=0.3, clip=
     schedule = constant_schedule(rounds, rate=0.5)
     plan = PROTOCOLS[name](0.25).plan(graph, schedule, np.full(8, deviation), seed)
     gradients = ClippedGradients(linear_model(), clip)
-    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), batches), seed=seed)
+    engine = Engine(
+        plan, gradients, blobs(8), batches_of(blobs(8), batches), seed=seed, key=NoiseKey.of_seed(seed)
+    )
     return plan, engine, engine.start(gradients.flat.flatten())
 
 
@@ -38,10 +41,10 @@ def test_estimates_equal_the_plans_recursion(name, batches):
     """The oracle is the plan's recursion in dense NumPy, all rows, one at a time."""
     plan, engine, state = make(name, batches)
     shards, gradients = engine.shards, engine.gradients
-    noise = SimulatedDraws(0, plan.draws, plan.releases)
+    noise = SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases)
     rows = state.rows.numpy().astype(np.float64)[plan.owner]
     for r, this in enumerate(plan):
-        chosen = select(batches_of(shards, batches), 0, r)
+        chosen = select(batches_of(shards, batches), 0, r, key=NoiseKey.of_seed(0))
         agents = torch.arange(8)[:, None]
         x, y = shards.inputs, shards.targets
         if chosen.indices is not None:
@@ -97,7 +100,9 @@ def test_dropout_inside_torchs_layers_ignores_the_global_generator(kind):
     gradients = ClippedGradients(model, 1.0)
     ends = []
     for other_draws in (0, 5):
-        engine = Engine(engine.plan, gradients, shards, batches_of(shards, "full"), seed=0)
+        engine = Engine(
+            engine.plan, gradients, shards, batches_of(shards, "full"), seed=0, key=NoiseKey.of_seed(0)
+        )
         state = engine.advance(engine.start(gradients.flat.flatten()))
         torch.rand(other_draws)  # as other users of torch's generator may do
         ends.append(engine.estimates(engine.advance(state)).clone())
@@ -160,7 +165,7 @@ def with_record(value=None, deviation=0.0):
     graph, schedule = topology.random(8, 0.4, 0), constant_schedule(8, rate=0.5)
     plan = PROTOCOLS["top-sync"](0.25).plan(graph, schedule, np.full(8, deviation), 0)
     gradients = ClippedGradients(linear_model(), 1.0)
-    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8)), seed=0)
+    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8)), seed=0, key=NoiseKey.of_seed(0))
     if value is None:
         full = engine.select
 
@@ -202,7 +207,7 @@ def test_a_checkpoint_of_another_plan_or_model_is_rejected():
 def test_shards_for_another_number_of_agents_are_rejected():
     plan, engine, _ = make()
     with pytest.raises(ValueError, match="8 agents"):
-        Engine(plan, engine.gradients, blobs(7), batches_of(blobs(7)), seed=0)
+        Engine(plan, engine.gradients, blobs(7), batches_of(blobs(7)), seed=0, key=NoiseKey.of_seed(0))
 
 
 def test_batches_for_other_record_counts_are_rejected():
@@ -211,7 +216,14 @@ def test_batches_for_other_record_counts_are_rejected():
     with pytest.raises(
         InputError, match=r"batches of the records that agents hold, \[40, 40.*got batches of"
     ):
-        Engine(plan, engine.gradients, blobs(8), batches_of(blobs(8, records=39)), seed=0)
+        Engine(
+            plan,
+            engine.gradients,
+            blobs(8),
+            batches_of(blobs(8, records=39)),
+            seed=0,
+            key=NoiseKey.of_seed(0),
+        )
 
 
 def test_evaluation_gives_each_agents_accuracy_and_loss():
@@ -234,4 +246,6 @@ def test_evaluation_without_a_test_set_is_rejected():
     plan, engine, state = make()
     bare = Shards.from_arrays([(shards.inputs[i], shards.targets[i]) for i in range(8)])
     with pytest.raises(ValueError, match="test set"):
-        Engine(plan, engine.gradients, bare, batches_of(bare), seed=0).evaluate(state)
+        Engine(plan, engine.gradients, bare, batches_of(bare), seed=0, key=NoiseKey.of_seed(0)).evaluate(
+            state
+        )

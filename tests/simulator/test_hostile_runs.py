@@ -82,6 +82,7 @@ def separable(agents, records=60):
 @pytest.mark.parametrize("attack", ["none", *ATTACKERS, "label-flip"])
 def test_attacked_runs_report_only_honest_agents(attack):
     settings = {"sigma": 0.01, "clip": 1.0, "rounds": 8, "method": "dsgd", "learning_rate": 1.0, "seed": 2}
+    settings["noise_seed"] = 2
     named = {"attack": attack, "attack_share": 0.25}
     torch.manual_seed(0)
     model, graph = torch.nn.Linear(4, 2), topdp.topology.complete(8)
@@ -105,7 +106,8 @@ def test_an_attacked_run_resumes_bit_for_bit(tmp_path):
         torch.manual_seed(0)
         return topdp.train(
             torch.nn.Linear(4, 2), separable(6), topdp.topology.ring(6), out=out, resume=resume, rounds=6,
-            sigma=0.1, method="muffliato", gossip=2, robust="clipped", attack="a-little", callbacks=callbacks,
+            sigma=0.1, noise_seed=0, method="muffliato", gossip=2, robust="clipped", attack="a-little",
+            callbacks=callbacks,
         )  # fmt: skip
 
     whole = trained(tmp_path / "whole")

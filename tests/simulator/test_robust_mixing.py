@@ -11,6 +11,7 @@ from topdp import topology
 from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, Robust, optimised
+from topdp.plan.noise_key import NoiseKey
 from topdp.protocols import Correlated, Dsgd, Muffliato, PlainAsynchronous, PlainSynchronous, TopSynchronous
 from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.robust_mixing import robust_mean
@@ -71,7 +72,7 @@ PROTOCOLS = {
 
 def by_hand(plan, start, seed):
     """All rows of all rounds of a plan whose gradients are zero."""
-    noise = SimulatedDraws(seed, plan.draws, plan.releases)
+    noise = SimulatedDraws(NoiseKey.of_seed(seed), plan.draws, plan.releases)
     before = np.tile(start, (plan.rows, 1))
     for r, this in enumerate(plan):
         now = np.zeros_like(before)
@@ -109,7 +110,15 @@ def test_the_engine_mixes_by_the_rule_of_its_plan(name, robust, optimiser):
     records = [(np.zeros((2, 5)), np.array([0, 1]))] * 9
     shards = Shards.from_arrays(records, classes=3, dtype=torch.float64)
     gradients.clipped_sum = lambda *args, out, **named: out.zero_()  # all gradients are zero
-    engine = Engine(plan, gradients, shards, [Full(2)] * 9, seed=7, intervention=Intervention(every_row=True))
+    engine = Engine(
+        plan,
+        gradients,
+        shards,
+        [Full(2)] * 9,
+        seed=7,
+        key=NoiseKey.of_seed(7),
+        intervention=Intervention(every_row=True),
+    )
     start = gradients.flat.flatten()
     state = engine.start(start)
     for expected in by_hand(plan, start.numpy(), 7):

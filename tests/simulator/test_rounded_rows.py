@@ -12,6 +12,7 @@ from topdp import topology
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Optimiser, optimised, prune
+from topdp.plan.noise_key import NoiseKey
 from topdp.protocols import Dsgd, PlainSynchronous
 from topdp.runs.memory_check import need_of
 from topdp.simulator import engine as engines
@@ -32,7 +33,14 @@ def plan_of(name, optimiser=OPTIMISERS["sgd"], rounds=5):
 
 def engine_of(plan, batches="full"):
     shards = blobs(AGENTS)
-    return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards, batches), seed=5)
+    return Engine(
+        plan,
+        ClippedGradients(linear_model(), 1.0),
+        shards,
+        batches_of(shards, batches),
+        seed=5,
+        key=NoiseKey.of_seed(5),
+    )
 
 
 def run(engine, state=None, stop=None):
@@ -60,7 +68,7 @@ def test_a_row_is_the_sum_of_its_definition_rounded_once(name, optimiser):
     """The oracle sums in float64 from the stored rows, and allows for the rounding of float32."""
     plan = prune(plan_of(name, OPTIMISERS[optimiser]))
     engine = engine_of(plan)
-    noise, shards = SimulatedDraws(5, plan.draws, plan.releases), engine.shards
+    noise, shards = SimulatedDraws(NoiseKey.of_seed(5), plan.draws, plan.releases), engine.shards
     state = engine.start(engine.gradients.flat.flatten())
     d, compared, exact = engine.gradients.flat.dimension, 0, 0
     for r in range(plan.releases):
@@ -95,7 +103,7 @@ def test_a_row_is_the_sum_of_its_definition_rounded_once(name, optimiser):
 
 def test_ties_are_rounded_to_even():
     plan = PlainSynchronous(0.5).plan(topology.complete(2), constant_schedule(1, rate=0.0), np.zeros(2), 0)
-    mix = CpuMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(0, plan.draws, 2))
+    mix = CpuMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(NoiseKey.of_seed(0), plan.draws, 2))
     step = 2.0**-7
     before = torch.tensor([[1, 1 + step, -1], [1 + step, 1 + 2 * step, -1 - step]], dtype=torch.bfloat16)
     out = torch.empty_like(before)
@@ -159,7 +167,14 @@ def test_no_float32_tensor_is_as_large_as_all_rows(monkeypatch):
     monkeypatch.setattr(engines, "MAX_GRADIENT_NUMBERS", 4 * d)
     found = {}
     for rounded in (None, "bfloat16"):
-        engine = Engine(replace(plan, rounded=rounded), flat, shards, batches_of(shards, "full"), seed=5)
+        engine = Engine(
+            replace(plan, rounded=rounded),
+            flat,
+            shards,
+            batches_of(shards, "full"),
+            seed=5,
+            key=NoiseKey.of_seed(5),
+        )
         engine.mixer.workers = 1  # the mode does not see other threads
         with Largest() as found[rounded]:
             state = run(engine)
@@ -189,5 +204,6 @@ def test_stacks_and_hostile_agents_with_rounded_rows_are_rejected():
             shards,
             batches_of(shards),
             seed=0,
+            key=NoiseKey.of_seed(0),
             intervention=Intervention(tamper=lambda *_: None),
         )

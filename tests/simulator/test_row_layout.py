@@ -13,6 +13,7 @@ from topdp.data import Shards, batch_selection
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.plan import Optimiser, Robust, optimised, prune
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator import engine as engines
 from topdp.simulator.engine import Engine
 from topdp.simulator.row_layout import RowLayout
@@ -62,7 +63,14 @@ class Parts:
                     held(shards, layout.agents),
                     [every[agent] for agent in layout.agents],
                     seed=5,
-                    select=partial(batch_selection.select_for_agents, layout.agents.tolist(), every, 5),
+                    key=NoiseKey.of_seed(5),
+                    select=partial(
+                        batch_selection.select_for_agents,
+                        layout.agents.tolist(),
+                        every,
+                        5,
+                        key=NoiseKey.of_seed(5),
+                    ),
                     layout=layout,
                     fetch=self.fetch(layout),
                 )
@@ -99,7 +107,7 @@ class Parts:
 
 def whole_run(plan, batches="full"):
     gradients, shards = ClippedGradients(linear_model(), 1.0), blobs(AGENTS)
-    engine = Engine(plan, gradients, shards, batches_of(shards, batches), seed=5)
+    engine = Engine(plan, gradients, shards, batches_of(shards, batches), seed=5, key=NoiseKey.of_seed(5))
     state = engine.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         state = engine.advance(state)
@@ -194,6 +202,7 @@ def test_a_layout_of_an_unpruned_plan_is_rejected():
             shards,
             batches_of(shards, "full"),
             seed=0,
+            key=NoiseKey.of_seed(0),
             layout=layout,
         )
 

@@ -6,11 +6,13 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator.engine import Engine
 from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.run_stacking import StackedNoise, stack_plans
@@ -32,12 +34,28 @@ def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=No
     if unpruned:
         monkeypatch.setattr("topdp.simulator.engine.prune", lambda plan: plan)
     gradients = ClippedGradients(linear_model(), 1.0)
-    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), seed=0, device=device)
+    engine = Engine(
+        plan,
+        gradients,
+        blobs(8),
+        batches_of(blobs(8), "cycle"),
+        seed=0,
+        key=NoiseKey.of_seed(0),
+        device=device,
+    )
     state = engine.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         if state.releases == stop:
             kept = state.rows.cpu().clone()
-            engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), seed=0, device=device)
+            engine = Engine(
+                plan,
+                gradients,
+                blobs(8),
+                batches_of(blobs(8), "cycle"),
+                seed=0,
+                key=NoiseKey.of_seed(0),
+                device=device,
+            )
             state = engine.resume(stop, kept)
             stop = None
         state = engine.advance(state)
@@ -71,7 +89,7 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
     draws = []
     for r in range(plan.releases):
         out = torch.empty(n, d, device="cuda")
-        CudaMixer(plan, SimulatedDraws(0, n, plan.releases), torch.device("cuda"))(
+        CudaMixer(plan, SimulatedDraws(NoiseKey.of_seed(0), n, plan.releases), torch.device("cuda"))(
             RowWork(round=r, before=zeros, gradient=zeros, out=out)
         )
         draws.append(out.double())
@@ -94,7 +112,7 @@ def test_rows_without_noise_equal_those_of_the_cpu(name):
     generator = torch.Generator().manual_seed(0)
     wide = torch.zeros(2, 200, 64)  # rows that are not contiguous
     before = torch.randn(8, 50, generator=generator)
-    noise = SimulatedDraws(0, plan.draws, plan.releases)
+    noise = SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases)
     mixers = CpuMixer(plan, noise), CudaMixer(plan, noise, torch.device("cpu"))
     for r in range(plan.releases):
         gradient = torch.randn(8, 50, generator=generator)
@@ -114,7 +132,7 @@ def test_rounded_rows_are_float32_sums_rounded_once(name):
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(3, rate=0.5), np.full(8, 0.3), 0))
     generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
-    noise = SimulatedDraws(0, plan.draws, plan.releases)
+    noise = SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases)
     wide, narrow = CudaMixer(plan, noise, device), CudaMixer(replace(plan, rounded="bfloat16"), noise, device)
     before = torch.randn(8, 50, generator=generator).bfloat16()
     for r in range(3):
@@ -134,7 +152,9 @@ def test_rounding_keeps_nan_and_infinities():
     odd = odd.view(torch.int32).clone()
     odd[0] = 0x7FFFFFFF  # the NaN that a GPU makes
     before, out = odd.view(torch.float32).repeat(3, 1), torch.empty(3, 7, dtype=torch.bfloat16)
-    mixer = CudaMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(0, 3, 2), torch.device("cpu"))
+    mixer = CudaMixer(
+        replace(plan, rounded="bfloat16"), SimulatedDraws(NoiseKey.of_seed(0), 3, 2), torch.device("cpu")
+    )
     mixer(RowWork(round=0, before=before, gradient=before, out=out))
     torch.testing.assert_close(out, before.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
@@ -146,7 +166,9 @@ def test_only_the_requested_rows_are_computed():
             topology.random(8, 0.4, 0), constant_schedule(3, rate=0.5), np.full(8, 0.3), 0
         )
     )
-    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
+    mixer = CudaMixer(
+        plan, SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases), torch.device("cpu")
+    )
     before, gradient = (torch.randn(count, 50) for count in (int(plan.exists[0].sum()), 8))
     owner = plan.owner[plan.exists[1]]
     whole, parts = (torch.full((len(owner), 50), torch.nan) for _ in range(2))
@@ -174,7 +196,9 @@ def test_noise_is_standard_normal_and_determined_by_round_and_draw():
     plan = PROTOCOLS["plain-sync"](1.0).plan(
         topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
     )
-    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
+    mixer = CudaMixer(
+        plan, SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases), torch.device("cpu")
+    )
     zeros = torch.zeros(3, 20_000)
     draws = []
     for r in (0, 1, 1):
@@ -206,12 +230,33 @@ def test_a_run_in_a_stack_has_the_draws_of_the_run_alone():
         return out[: plan.agents]
 
     alone = [
-        first_round(plan, SimulatedDraws(seed, plan.draws, plan.releases))
+        first_round(plan, SimulatedDraws(NoiseKey.of_seed(seed), plan.draws, plan.releases))
         for plan, seed in zip(plans, seeds, strict=True)
     ]
-    together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
+    together = first_round(stack_plans(plans), StackedNoise(plans, list(map(NoiseKey.of_seed, seeds))))
     assert torch.equal(together, torch.cat(alone))
     assert not together[3:6].any() and together[:3].all() and together[6:].all()
+
+
+@interpreted
+def test_draws_are_normal_numbers_of_the_keystream():
+    """The oracle is the cipher of another library, and Box and Muller in float64."""
+    plan = PROTOCOLS["plain-sync"](1.0).plan(
+        topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
+    )
+    noise = SimulatedDraws(NoiseKey(bytes(range(100, 132))), plan.draws, plan.releases)
+    zeros, out = torch.zeros(3, 4096 + 70), torch.empty(3, 4096 + 70)
+    CudaMixer(plan, noise, torch.device("cpu"))(RowWork(round=1, before=zeros, gradient=zeros, out=out))
+    for draw in range(3):
+        nonce = np.array([0, 1, draw, 0], "<u4").tobytes()  # the first counter, the round, the draw
+        cipher = Cipher(algorithms.ChaCha20(noise.keys[0].tobytes(), nonce), mode=None).encryptor()
+        words = np.frombuffer(cipher.update(bytes(4 * 64 * 66)), "<u4").reshape(-1, 2)
+        radius = np.sqrt(-2 * np.log(((words[:, 0] & 0x7FFFFFFF) + 0.5) * 2.0**-31))
+        angle = words[:, 1] * (2 * np.pi * 2.0**-32)
+        # The order within a cipher block is that of the kernel; blocks stand one after the other.
+        expected = np.sort(np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1, 16))
+        found = np.sort(out[draw, :4160].double().numpy().reshape(-1, 16))
+        np.testing.assert_allclose(found, expected[: len(found)], atol=2e-5)
 
 
 def packed_one_by_one(plan, noise, layout, rounds):
@@ -220,13 +265,13 @@ def packed_one_by_one(plan, noise, layout, rounds):
         this, rows = plan[r], layout.made(r)
         source, draw = this.source[rows], this.draw[rows]
         absent, silent = source < 0, draw < 0
-        key, number = noise.names(np.where(silent, 0, draw))
+        run, _, number = np.moveaxis(noise.names(r, np.where(silent, 0, draw)), -1, 0)
         columns = (
             np.where(absent, 0, layout.place(r)[source]),
             np.where(absent, 0.0, this.weight[rows]),
             layout.place_of[plan.owner[rows]],
             this.step[rows],
-            key,
+            run,
             number,
             np.where(silent, 0.0, this.std[rows]),
         )
@@ -244,7 +289,7 @@ def packed_one_by_one(plan, noise, layout, rounds):
 def test_packing_rounds_at_once_equals_packing_them_one_by_one(name):
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(6, rate=0.5), np.full(8, 0.3), 0))
-    noise = SimulatedDraws(0, plan.draws, plan.releases)
+    noise = SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases)
     half = RowLayout(plan, home=np.arange(8) % 2, here=1)  # with rows from another part
     for layout in (RowLayout(plan), half):
         mixer = CudaMixer(plan, noise, torch.device("cpu"), layout)
@@ -261,7 +306,9 @@ def test_packing_rounds_at_once_equals_packing_them_one_by_one(name):
 def test_a_clock_in_device_memory_selects_the_round(d):
     graph = topology.random(6, 0.5, 0)
     plan = prune(PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(5, rate=0.5), np.ones(6), 0))
-    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
+    mixer = CudaMixer(
+        plan, SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases), torch.device("cpu")
+    )
     packed, room = mixer.packed(range(2, 5)), int(plan.exists.sum(axis=1).max()) + 2
     before, gradient = torch.randn(room, d), torch.randn(6, d)
     clock = torch.tensor([0, 2], dtype=torch.int32)

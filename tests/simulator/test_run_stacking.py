@@ -16,6 +16,7 @@ from topdp.data import Shards
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Plan
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.worst_case import worst_case
@@ -52,7 +53,17 @@ def gradients():
 
 
 def finish(plan, shards, batches, start, device, seed=0, noise=None, select=None):
-    engine = Engine(plan, gradients(), shards, batches, seed=seed, device=device, draws=noise, select=select)
+    engine = Engine(
+        plan,
+        gradients(),
+        shards,
+        batches,
+        seed=seed,
+        key=NoiseKey.of_seed(seed),
+        device=device,
+        draws=noise,
+        select=select,
+    )
     state = engine.start(start)
     while state.releases < plan.releases:
         state = engine.advance(state)
@@ -71,9 +82,13 @@ def alone(runs, kind, size, device="cpu"):
 
 def together(runs, kind, size, device="cpu"):
     plans, shards, seeds = zip(*runs, strict=True)
-    stack = StackedBatches(tuple((tuple(batches_of(run.shards, kind, size)), run.seed) for run in runs))
+    stack = StackedBatches(
+        tuple(
+            (tuple(batches_of(run.shards, kind, size)), run.seed, NoiseKey.of_seed(run.seed)) for run in runs
+        )
+    )
     start = torch.cat([run.start().expand(run.plan.agents, -1) for run in runs])
-    noise, held = StackedNoise(plans, seeds), stack_shards(shards)
+    noise, held = StackedNoise(plans, list(map(NoiseKey.of_seed, seeds))), stack_shards(shards)
     return finish(stack_plans(plans), held, stack.batches, start, device, 0, noise, stack.select)
 
 
@@ -115,11 +130,13 @@ def test_stacked_runs_that_share_records_equal_the_runs_alone(records, longer, d
         if (name in LONGER) == longer
     ]
     plans, seeds = [run.plan for run in runs], [run.seed for run in runs]
-    stack = StackedBatches(tuple((tuple(batches_of(shards, "full", 0)), seed) for seed in seeds))
+    stack = StackedBatches(
+        tuple((tuple(batches_of(shards, "full", 0)), seed, NoiseKey.of_seed(seed)) for seed in seeds)
+    )
     start = torch.cat([run.start().expand(run.plan.agents, -1) for run in runs])
     engine = Engine(
         stack_plans(plans), gradients(), shards, stack.batches, seed=0, device=device,
-        draws=StackedNoise(plans, seeds), select=stack.select, copies=len(runs),
+        draws=StackedNoise(plans, list(map(NoiseKey.of_seed, seeds))), select=stack.select, copies=len(runs),
     )  # fmt: skip
     state = engine.start(start)
     while state.releases < engine.plan.releases:
@@ -131,9 +148,25 @@ def test_runs_can_share_only_full_batches():
     shards, plan = blobs(5, 40, seed=1), single("plain-sync", topology.ring(5), 0)
     two = stack_plans([plan, plan])
     with pytest.raises(InputError, match="full batches if several runs share"):
-        Engine(two, gradients(), shards, batches_of(shards, "cycle", 4) * 2, seed=0, copies=2)
+        Engine(
+            two,
+            gradients(),
+            shards,
+            batches_of(shards, "cycle", 4) * 2,
+            seed=0,
+            key=NoiseKey.of_seed(0),
+            copies=2,
+        )
     with pytest.raises(InputError, match="shards for 10 agents, got 15"):
-        Engine(two, gradients(), shards, batches_of(shards, "full", 0) * 3, seed=0, copies=3)
+        Engine(
+            two,
+            gradients(),
+            shards,
+            batches_of(shards, "full", 0) * 3,
+            seed=0,
+            key=NoiseKey.of_seed(0),
+            copies=3,
+        )
 
 
 @st.composite
@@ -158,12 +191,13 @@ def test_arbitrary_stacked_runs_equal_the_runs_alone(runs, kind, size):
 @given(stacks())
 def test_any_run_in_a_stack_has_the_draws_of_the_run_alone(runs):
     plans, seeds = [run.plan for run in runs], [run.seed for run in runs]
-    noise, first = StackedNoise(plans, seeds), 0
+    noise, first = StackedNoise(plans, list(map(NoiseKey.of_seed, seeds))), 0
     for plan, seed in zip(plans, seeds, strict=True):
-        own = SimulatedDraws(seed, plan.draws, plan.releases)
+        own = SimulatedDraws(NoiseKey.of_seed(seed), plan.draws, plan.releases)
         numbers = np.arange(plan.draws)
-        keys, names = noise.names(first + numbers)
-        np.testing.assert_array_equal([keys, names], own.names(numbers))
+        names = noise.names(1, first + numbers)
+        np.testing.assert_array_equal(names[:, 1:], own.names(1, numbers)[:, 1:])
+        np.testing.assert_array_equal(noise.keys[names[:, 0]], np.repeat(own.keys, plan.draws, axis=0))
         for r in range(plan.releases):
             for draw in numbers:
                 z = [torch.empty(3), torch.empty(3)]

@@ -6,15 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator import normal_draws
 from topdp.simulator.normal_draws import BLOCK_NUMBERS, BLOCK_PAIRS
 from topdp.simulator.simulated_noise import SimulatedDraws
 
 
 def drawn(count, round=3, draw=0, seed=0, dtype=torch.float32):
-    return SimulatedDraws(seed, 50, 100).fill(torch.empty(count, dtype=dtype), round, draw)
+    return SimulatedDraws(NoiseKey.of_seed(seed), 50, 100).fill(torch.empty(count, dtype=dtype), round, draw)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -83,22 +85,31 @@ def test_draws_equal_the_box_muller_formula():
     np.testing.assert_allclose(second, sign * radius * np.where(turned, -np.cos(y), np.sin(y)), atol=2e-6)
 
 
-def test_random_words_equal_splitmix64():
-    """The oracle is the definition, in Python's integers."""
-    start, step, full = 0x0123456789ABCDEF, 0xFEDCBA9876543211, 2**64 - 1
-    words = np.empty(BLOCK_PAIRS, np.uint64)
-    for block in (0, 3):
-        normal_draws.words_of(np.array([start, step], np.uint64), block, words)
-        for i in (0, 1, BLOCK_PAIRS - 1):
-            z = (start + (block * BLOCK_PAIRS + i) * step) & full
-            z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & full
-            z = (z ^ z >> 27) * 0x94D049BB133111EB & full
-            assert int(words[i]) == z ^ z >> 31
+def test_random_words_are_the_keystream_of_chacha20():
+    """The oracle is the cipher of another library; its nonce contains the first counter."""
+    key, words = np.arange(8, dtype=np.uint32) * 0x01030507 + 9, np.empty(BLOCK_PAIRS, np.uint64)
+    for block, round, draw in ((0, 0, 0), (3, 2**32 - 1, 2**40 + 7), (2**20, 5, 2**31)):
+        normal_draws.words_of(key, round, draw, block, words)
+        nonce = np.array([64 * block, round, draw % 2**32, draw >> 32], "<u4").tobytes()
+        cipher = Cipher(algorithms.ChaCha20(key.tobytes(), nonce), mode=None).encryptor()
+        stream = np.frombuffer(cipher.update(bytes(8 * BLOCK_PAIRS)), "<u4").reshape(-1, 16)
+        np.testing.assert_array_equal(words.view(np.uint32), stream.T.flatten())
+
+
+def test_every_bit_of_the_key_changes_the_draws():
+    """No path between the key and the numbers may shorten the key."""
+    secret, made = bytes(range(32)), set()
+    for bit in range(256):
+        flipped = bytearray(secret)
+        flipped[bit // 8] ^= 1 << bit % 8
+        noise = SimulatedDraws(NoiseKey(bytes(flipped)), 1, 1)
+        made.add((noise.keys.tobytes(), noise.fill(torch.empty(4), 0, 0).numpy().tobytes()))
+    assert len({keys for keys, _ in made}) == len({numbers for _, numbers in made}) == 256
 
 
 def test_draws_are_the_same_on_every_machine():
     """The expected bits were recorded once; they must not depend on the machine."""
-    assert drawn(4).numpy().tobytes().hex() == "210d79bd5dcc12c0adf0dc3d90a4aa3f"
+    assert drawn(4).numpy().tobytes().hex() == "7518993d4ad617bfac3b1b40ebe782bf"
 
 
 def test_seed_round_and_draw_determine_the_numbers():
@@ -106,7 +117,7 @@ def test_seed_round_and_draw_determine_the_numbers():
     made = [drawn(9, round, draw, seed) for seed, round, draw in names]
     assert len({tuple(z.tolist()) for z in made}) == len(names)
     torch.testing.assert_close(drawn(9, dtype=torch.float64).float(), drawn(9))
-    noise = SimulatedDraws(0, 50, 100)
+    noise = SimulatedDraws(NoiseKey.of_seed(0), 50, 100)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda k: noise.fill(torch.empty(5000), 0, k), range(40)))
     for k, z in enumerate(together):
@@ -131,15 +142,15 @@ def test_bfloat16_draws_are_the_rounded_float32_draws():
 
 def test_too_many_draws_are_rejected():
     with pytest.raises(ValueError, match="draws"):
-        SimulatedDraws(0, 2**31 + 1, 2)
+        SimulatedDraws(NoiseKey.of_seed(0), 2**31 + 1, 2)
 
 
 def test_the_default_dtype_of_torch_does_not_change_draws():
-    expected = SimulatedDraws(0, 1, 1).fill(torch.empty(40), 0, 0)
+    expected = SimulatedDraws(NoiseKey.of_seed(0), 1, 1).fill(torch.empty(40), 0, 0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        row = SimulatedDraws(0, 1, 1).fill(torch.empty(40, dtype=torch.bfloat16), 0, 0)
+        row = SimulatedDraws(NoiseKey.of_seed(0), 1, 1).fill(torch.empty(40, dtype=torch.bfloat16), 0, 0)
     finally:
         torch.set_default_dtype(before)
     assert torch.equal(row, expected.to(torch.bfloat16))

@@ -10,6 +10,7 @@ import topdp
 from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.learning.gradients import ClippedGradients
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs import run, run_stacks
 from topdp.simulator import engine as engine_file
 from topdp.simulator.stepping import fastest, releases_until_due
@@ -135,7 +136,7 @@ def test_without_a_gpu_the_engine_executes_single_rounds():
     shards = blobs(4)
     plan = PROTOCOLS["dsgd"](0.5).plan(topology.ring(4), constant_schedule(2), np.ones(4), 0)
     gradients = ClippedGradients(linear_model(), 1.0)
-    engine = engine_file.Engine(plan, gradients, shards, batches_of(shards), seed=0)
+    engine = engine_file.Engine(plan, gradients, shards, batches_of(shards), seed=0, key=NoiseKey.of_seed(0))
     assert fastest(engine) is engine
     assert engine.advance(engine.start(gradients.flat.flatten()), at_most=100).releases == 1
 

@@ -1,4 +1,4 @@
-"""The records that each agent uses in a round, as tensors of indices that depend only on (seed, round).
+"""The records that each agent uses in a round, as tensors of indices that depend only on (seed, key, round).
 
 `plan.batches` defines what a batch is, and by what its sum is divided. Gradients are computed elsewhere.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import shake_256
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
+from topdp.plan.noise_key import NoiseKey
 from topdp.plan.random_streams import stream
 
 Device = str | torch.device | None
@@ -50,27 +52,29 @@ class Selection:
         return Selection(functional.pad(self.indices, more), functional.pad(self.weights, more), self.divisor)
 
 
-def select(batches: Sequence[Batches], seed: int, round: int, device: Device = None) -> Selection:
+def select(
+    batches: Sequence[Batches], seed: int, round: int, device: Device = None, key: NoiseKey | None = None
+) -> Selection:
     """Return the records of `round`, with one batch per agent.
 
     All agents must have batches of one kind. `Full`: all records. `Cycle`: the shard is shuffled once and cut
     into batches, of which this is number `round` modulo the period. `Poisson`: a random choice that is new in
     every round, padded to the longest batch (at least 1).
 
-    **Guarantees.** In every round, the divisor is that of the batches. The Poisson choice of a round is
-    independent of the choices of all other rounds. Anyone who knows the seed can repeat the choice, so it
-    hides nothing from them.
+    **Guarantees.** In every round, the divisor is that of the batches. The order of a cycle follows from the
+    public `seed` alone. Poisson choices follow from the secret `key` alone, which they need: whoever knows a
+    choice has no amplification by sampling. The choice of a round is independent of those of other rounds.
 
     >>> select([Full(3), Full(3)], seed=0, round=7).divisor.tolist()
     [3.0, 3.0]
     >>> select([Cycle(3, size=1)], seed=0, round=2).indices.shape
     torch.Size([1, 1])
     """
-    return select_many(batches, seed, range(round, round + 1), device)[0]
+    return select_many(batches, seed, range(round, round + 1), device, key)[0]
 
 
 def select_many(
-    batches: Sequence[Batches], seed: int, rounds: range, device: Device = None
+    batches: Sequence[Batches], seed: int, rounds: range, device: Device = None, key: NoiseKey | None = None
 ) -> list[Selection]:
     """Return the result of `select` for each of `rounds`. This is faster than one call per round.
 
@@ -84,16 +88,23 @@ def select_many(
     if kinds == {Cycle}:
         return _cycle_batches(frozen_batches, seed, rounds, device_name)
     if kinds == {Poisson}:
-        return [_poisson_batch(frozen_batches, seed, round, device_name) for round in rounds]
+        if key is None:
+            raise InputError("Expected a key for Poisson batches, which must be secret, got none.")
+        return [_poisson_batch(frozen_batches, key, round, device_name) for round in rounds]
     got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
     raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
 
 def select_for_agents(
-    agents: Sequence[int], batches: Sequence[Batches], seed: int, round: int, device: Device = None
+    agents: Sequence[int],
+    batches: Sequence[Batches],
+    seed: int,
+    round: int,
+    device: Device = None,
+    key: NoiseKey | None = None,
 ) -> Selection:
     """Return the rows of `agents` in the result of `select`, where `batches` are those of all agents."""
-    selection, rows = select(batches, seed, round, device), list(agents)
+    selection, rows = select(batches, seed, round, device, key), list(agents)
     return Selection(
         None if selection.indices is None else selection.indices[rows],
         None if selection.weights is None else selection.weights[rows],
@@ -163,15 +174,15 @@ def _geometric_draws(largest: int) -> int:
     return int(largest + 6 * largest**0.5) + 4
 
 
-def _poisson_batch(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+def _poisson_batch(batches: tuple[Batches, ...], key: NoiseKey, round: int, device: str) -> Selection:
     N, q, largest, divisor = _poisson_settings(batches, device)
-    generator = stream(seed, "poisson", round)
     # If records are chosen by independent trials, the gaps between chosen records are geometric. So this is
     # exact Poisson sampling, and its cost depends on the number of chosen records instead of all records.
-    columns = _geometric_draws(largest)
-    places = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1) - 1
+    columns, part = _geometric_draws(largest), 0
+    places = np.cumsum(_geometric(q, columns, key.derive("poisson", round, part)), axis=1) - 1
     while (places[:, -1] < N[:, 0]).any():
-        more = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1)
+        part += 1
+        more = np.cumsum(_geometric(q, columns, key.derive("poisson", round, part)), axis=1)
         places = np.concatenate([places, places[:, -1:] + more], axis=1)
     chosen = places < N
     longest = max(1, int(chosen.sum(axis=1).max()))
@@ -182,6 +193,16 @@ def _poisson_batch(batches: tuple[Batches, ...], seed: int, round: int, device: 
         torch.from_numpy(chosen.astype(np.float32)).to(device),
         divisor,
     )
+
+
+def _geometric(q: Floats, columns: int, key: bytes) -> Ints:
+    """Return [n, columns] geometric numbers from 1 on, with the probabilities q [n, 1], from a secret key."""
+    words = np.frombuffer(shake_256(key).digest(8 * len(q) * columns), "<u8").reshape(len(q), columns)
+    u = (words + 1.0) * 2.0**-64  # in (0, 1]
+    # P(gap > k) = (1 - q)^k = P(u <= (1 - q)^k). Gaps are cut off far beyond the end of any shard.
+    with np.errstate(divide="ignore"):  # q = 1: every gap is 1
+        gaps = np.minimum(np.log(u) / np.log1p(-q), 2.0**40)
+    return 1 + np.floor(gaps).astype(np.int64)
 
 
 def _divisor(batches: tuple[Batches, ...], device: str) -> Tensor:

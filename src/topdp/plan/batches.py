@@ -74,7 +74,7 @@ class _Strategy(ABC):
 @final
 @dataclass(frozen=True)
 class Full(_Strategy):
-    """Batches that contain every record in every release, as in the paper; the divisor is `records`.
+    """Batches that contain every record in every release; the divisor is `records`.
 
     >>> print(Full(2000), Full(2000).sensitivity("replace-one"))
     in every round 0.001

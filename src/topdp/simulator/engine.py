@@ -7,8 +7,8 @@ evaluate, print or save between releases. A `Fetch` function receives the rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -24,10 +24,12 @@ from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.learning.gradients.gradient_checks import divergence_error
 from topdp.learning.gradients.path_check import draws_dropout
+from topdp.learning.gradients.record_streams import seeded_streams
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
 from topdp.plan import Capability, Plan, ReleaseKind, prune
 from topdp.plan.batches import Batches, Full
+from topdp.plan.noise_key import NoiseKey
 from topdp.plan.random_streams import stream
 from topdp.simulator.adaptive_step import adaptive_step
 from topdp.simulator.evaluation import Evaluation, evaluate
@@ -96,10 +98,11 @@ def supports(plan: Plan, tampered: bool = False) -> str | None:
 class Engine(Simulation):
     """A simulation that executes `plan` on `shards` in one process; `batches` has one entry for each agent.
 
-    The same seed on the same device gives the same bits. `draws` and `select` replace the noise and the
-    records that follow from the seed. With `copies`, the plan contains the agents of `shards` several times,
-    one copy of all agents after the other. All copies of an agent have its records and use all of them in
-    each round. If `metrics` is None, the defaults for the loss are used.
+    The same seed and key on the same device give the same bits. The public `seed` determines the order of
+    cycles and the masks of random layers; the secret `key` determines noise and Poisson batches. If it is
+    None, it is new. `draws` and `select` replace the noise and the records. With `copies`, the plan contains
+    the agents of `shards` several times, one copy of all agents after the other. All copies of an agent have
+    its records and use all of them in each round. If `metrics` is None, the defaults for the loss are used.
 
     With a `layout`, shards and batches are those of the agents on this rank. `fetch` then receives the rows
     of other agents from which rows of these agents are mixed. Agents have the same numbers as in the plan. If
@@ -122,6 +125,7 @@ class Engine(Simulation):
         batches: Sequence[Batches],
         *,
         seed: int,
+        key: NoiseKey | None = None,
         device: torch.device | str = "cpu",
         draws: Draws | None = None,
         select: Select | None = None,
@@ -157,13 +161,14 @@ class Engine(Simulation):
         self.batches = tuple(batches)
         self.metrics = Task.of(gradients.loss).metrics if metrics is None else tuple(metrics)
         self.copies = copies
-        self.select = select or partial(batch_selection.select, tuple(batches), seed)
+        key = key or NoiseKey.fresh()
+        self.select = select or partial(batch_selection.select, tuple(batches), seed, key=key)
         self.random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
         self.fetch = fetch
         self.buffers = RowBuffers(self.layout.capacity, gradients.flat, plan.rounded, self.device)
         self._sums: Tensor | None = None
         self._wide: Tensor | None = None
-        draws = draws or SimulatedDraws(seed, plan.draws, plan.releases)
+        draws = draws or SimulatedDraws(key, plan.draws, plan.releases)
         self.mixer = _mixer(self.plan, draws, self.device, self.layout)
 
     def start(self, start: Tensor) -> State:
@@ -342,7 +347,7 @@ class Engine(Simulation):
                 self._sums = self.buffers.empty(len(rows))
             total = self._sums[: len(rows)]
         try:
-            with self._layer_randomness(state.releases):
+            with self._layer_randomness(state.releases, agents):
                 self.gradients.clipped_sum(
                     rows, inputs, targets, weights, out=total, copies=self.copies, fresh=True
                 )
@@ -357,21 +362,11 @@ class Engine(Simulation):
         plant(state.releases, chosen, total)
         return total[:count].div_(divisor)
 
-    @contextmanager
-    def _layer_randomness(self, round: int) -> Iterator[None]:
-        """Seed torch's global generators, from which random layers draw, for this round, inside the `with`
-        block.
-        """
-        if not self.random_layers:
-            yield
-            return
-        on_gpu = self.device.type == "cuda"
-        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
-            seed = int(stream(self.seed, "layers", round).integers(2**63))
-            torch.default_generator.manual_seed(seed)
-            if on_gpu:
-                torch.cuda.manual_seed(seed)
-            yield
+    def _layer_randomness(self, round: int, agents: slice) -> AbstractContextManager[None]:
+        """Return a context in which the random numbers of models follow from the seed, round and agents."""
+        if not self.gradients.may_draw:
+            return nullcontext()
+        return seeded_streams(int(stream(self.seed, "layers", round, agents.start or 0).integers(2**62)))
 
     def _widened(self, rows: Tensor) -> Tensor:
         """Return the same numbers in the model's number type.

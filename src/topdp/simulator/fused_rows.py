@@ -41,14 +41,14 @@ def _row(context, rows, index):
 
 
 @compiled
-def make(before, gradient, out, places, source, weight, owner, step, seeds, std, rounded):
+def make(before, gradient, out, places, source, weight, owner, step, keys, names, std, rounded):
     """Set rows `places` of `out` to Σ weight·(rows `source` of `before`) + step·(row `owner` of `gradient`)
     + Σ std·draw.
 
-    `source`, `weight`, `seeds` (of the draws) and `std` have one row for each place; `owner` and `step` have
-    one number. Terms with source -1, or with weight, step or deviation 0, are left out. With `rounded`,
-    `before` and `out` hold the bits of bfloat16, and sums are rounded once, when they are stored. Sums have
-    the number type of `weight`.
+    `source`, `weight`, `names` (of the draws, by `Draws.names`) and `std` have one row for each place;
+    `owner` and `step` have one number. Terms with source -1, or with weight, step or deviation 0, are left
+    out. With `rounded`, `before` and `out` hold the bits of bfloat16, and sums are rounded once, when they
+    are stored. Sums have the number type of `weight`.
     """
     width = out.shape[1]
     words, z = np.empty(BLOCK_PAIRS, np.uint64), np.empty(BLOCK_NUMBERS, np.float32)
@@ -77,7 +77,8 @@ def make(before, gradient, out, places, source, weight, owner, step, seeds, std,
                 total[:count] = 0
             for k in range(std.shape[1]):
                 if std[row, k] != 0:
-                    words_of(seeds[row, k], block, words)
+                    run, moment, number = names[row, k]
+                    words_of(keys[run], moment, number, block, words)
                     pairs_of(words, z)
                     _add(total, z, std[row, k], count, False)
             part = target[low : low + count]

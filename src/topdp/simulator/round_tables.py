@@ -107,7 +107,7 @@ class RoundTables:
         select = self._engine.select
         if isinstance(select, partial) and select.func is batch_selection.select:
             batches, seed = select.args
-            return batch_selection.select_many(batches, seed, rounds)
+            return batch_selection.select_many(batches, seed, rounds, key=select.keywords["key"])
         return [select(round, torch.device("cpu")) for round in rounds]
 
     def _finish(self, pending: _PendingChunk) -> RoundChunk:

@@ -62,7 +62,8 @@ class CpuMixer:
             _expect_inside(recipes, before, gradient, out)
 
             def make(some: slice, recipes: tuple[Any, ...] = recipes) -> None:
-                fused_rows.make(before, gradient, out, *(part[some] for part in recipes), rounded)
+                *parts, names, std = (part[some] for part in recipes)
+                fused_rows.make(before, gradient, out, *parts, self.noise.keys, names, std, rounded)
 
             run_in_parts(make, len(places))
 
@@ -72,15 +73,14 @@ class CpuMixer:
         rows = self.layout.made(work.round)[places]
         source, draw = (column[rows].astype(np.int64) for column in (this.source, this.draw))
         std = np.where(draw < 0, 0, this.std[rows]).astype(kind)
-        seeds = np.zeros((*std.shape, 2), np.uint64)
-        seeds[std != 0] = self.noise.seeds(work.round, draw[std != 0])
+        names = self.noise.names(work.round, np.where(draw < 0, 0, draw))
         owner = self.layout.place_of[self.plan.owner[rows]] - work.first
         weight, step = (column[rows].astype(kind) for column in (this.weight, this.step))
         used = (source >= 0) & (weight != 0)
         if (place[source[used]] < 0).any():
             missing = source[used][place[source[used]] < 0][0]
             raise InputError(f"Expected round {work.round} to mix only rows that exist, got row {missing}.")
-        return places, np.where(used, place[source], -1), weight, owner, step, seeds, std
+        return places, np.where(used, place[source], -1), weight, owner, step, names, std
 
 
 def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: Any) -> None:

@@ -1,8 +1,9 @@
 """The computation of the rows of a round on an NVIDIA GPU, in one kernel that reads and writes each row once.
 
-Noise comes from the Philox generator with the counter (column, draw, round) and the key of the run, so a draw
-does not depend on which other rows are made. Needs Triton, which is part of PyTorch's CUDA builds; imported
-only if there is a GPU.
+Noise comes from ChaCha20 with the key of the run, the round and draw as nonce and the column as counter, so a
+draw does not depend on which other rows are made. On a CPU, `normal_draws` makes other numbers of the same
+quality: the two order the words of the cipher differently. Needs Triton, which is part of PyTorch's CUDA
+builds; imported only if there is a GPU.
 """
 
 # Triton compiles the kernel below from its source, so annotations and types follow Triton's rules.
@@ -25,19 +26,90 @@ from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.simulated_noise import Draws
 
 PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
-LANES_PER_PROGRAM = 256  # each lane makes four columns, because one Philox call gives four normal numbers
+COLUMNS_PER_LANE = 16  # one block of the cipher gives sixteen normal numbers
+LANES_PER_PROGRAM = 128
 WARPS_PER_PROGRAM = 4
 
 
 @triton.jit
-def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round, d,
-          out_row, before_row, gradient_row,
+def _quarter(a, b, c, d):
+    a += b
+    d ^= a
+    d = (d << 16) | (d >> 16)
+    c += d
+    b ^= c
+    b = (b << 12) | (b >> 20)
+    a += b
+    d ^= a
+    d = (d << 8) | (d >> 24)
+    c += d
+    b ^= c
+    b = (b << 7) | (b >> 25)
+    return a, b, c, d
+
+
+@triton.jit
+def _chacha(key, count, moment, number, DOUBLE_ROUNDS: tl.constexpr):
+    """Return the 16 words of each cipher block in `count` (RFC 8439). `key` points to eight words."""
+    zero = count ^ count
+    k0, k1, k2, k3 = (
+        zero + tl.load(key),
+        zero + tl.load(key + 1),
+        zero + tl.load(key + 2),
+        zero + tl.load(key + 3),
+    )
+    k4, k5, k6, k7 = (
+        zero + tl.load(key + 4),
+        zero + tl.load(key + 5),
+        zero + tl.load(key + 6),
+        zero + tl.load(key + 7),
+    )
+    n0, n1 = zero + moment, zero + number
+    a0, a1, a2, a3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
+    b0, b1, b2, b3, c0, c1, c2, c3 = k0, k1, k2, k3, k4, k5, k6, k7
+    d0, d1, d2, d3 = count, n0, n1, zero
+    for _ in tl.static_range(DOUBLE_ROUNDS):
+        a0, b0, c0, d0 = _quarter(a0, b0, c0, d0)
+        a1, b1, c1, d1 = _quarter(a1, b1, c1, d1)
+        a2, b2, c2, d2 = _quarter(a2, b2, c2, d2)
+        a3, b3, c3, d3 = _quarter(a3, b3, c3, d3)
+        a0, b1, c2, d3 = _quarter(a0, b1, c2, d3)
+        a1, b2, c3, d0 = _quarter(a1, b2, c3, d0)
+        a2, b3, c0, d1 = _quarter(a2, b3, c0, d1)
+        a3, b0, c1, d2 = _quarter(a3, b0, c1, d2)
+    return (a0 + 0x61707865, a1 + 0x3320646E, a2 + 0x79622D32, a3 + 0x6B206574,
+            b0 + k0, b1 + k1, b2 + k2, b3 + k3, c0 + k4, c1 + k5, c2 + k6, c3 + k7,
+            d0 + count, d1 + n0, d2 + n1, d3)  # fmt: skip
+
+
+@triton.jit
+def _pair(radius_word, angle_word):
+    """Return two normal numbers of two words, by Box and Muller, up to 6.6 deviations as on a CPU."""
+    u = ((radius_word & 0x7FFFFFFF).to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2⁻³¹
+    radius = tl.sqrt(-2.0 * tl.log(u))
+    angle = angle_word.to(tl.float32) * 1.4629180792671596e-09  # 2π·2⁻³²
+    return tl.join(radius * tl.cos(angle), radius * tl.sin(angle))
+
+
+@triton.jit
+def _normals(key, lane, moment, number, LANES: tl.constexpr):
+    """Return [LANES, 16] the normal numbers of a draw, from cipher block `lane` on."""
+    (w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15) = _chacha(
+        key, lane.to(tl.uint32), moment.to(tl.uint32), number.to(tl.uint32), 10)  # fmt: skip
+    first = tl.join(tl.join(_pair(w0, w1), _pair(w2, w3)), tl.join(_pair(w4, w5), _pair(w6, w7)))
+    second = tl.join(tl.join(_pair(w8, w9), _pair(w10, w11)), tl.join(_pair(w12, w13), _pair(w14, w15)))
+    return tl.reshape(tl.join(first, second), (LANES, 16))  # [LANES, 2, 2, 2, 2] before
+
+
+@triton.jit
+def _part(out, before, gradient, slot, weight, owner, step, keys, run, draw, std, row, place, agents, round,
+          d, out_row, before_row, gradient_row,
           W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Make `LANES` times four columns of one row; without a mask, sixteen bytes are accessed at once."""
+    """Make `LANES` times 16 columns of one row; without a mask, sixteen bytes are accessed at once."""
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    column = lane[:, None] * 4 + tl.arange(0, 4)[None, :]
+    column = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < d
-    total = tl.zeros((LANES, 4), tl.float32)
+    total = tl.zeros((LANES, 16), tl.float32)
     for w in tl.static_range(W):
         source = tl.load(slot + row * W + w).to(tl.int64)
         share = tl.load(weight + row * W + w)
@@ -59,13 +131,8 @@ def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row,
         deviation = tl.load(std + row * V + v)
         if deviation != 0:
             number = tl.load(draw + row * V + v)
-            run = tl.load(key + row * V + v)
-            zero = lane * 0
-            a, b, c, e = tl.philox(run, lane, zero + number, zero + round, zero)
-            z0, z1 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b))
-            z2, z3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(e))
-            z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
-            total += deviation * tl.reshape(z, (LANES, 4))
+            key = keys + tl.load(run + row * V + v) * 8
+            total += deviation * _normals(key, lane, round, number, LANES)
     if out.dtype.element_ty == tl.bfloat16:
         # Round to nearest, ties to even, with whole numbers, because devices convert differently.
         bits = total.to(tl.uint32, bitcast=True)
@@ -80,7 +147,7 @@ def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row,
 
 # Without this list, Triton would compile the kernel again for some values of these numbers, such as 0, 1, 16.
 @triton.jit(do_not_specialize=["first", "agents", "round"])
-def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, chosen, clock, starts,
+def _round(out, before, gradient, slot, weight, owner, step, run, draw, std, keys, chosen, clock, starts,
            first, agents, round, d, out_row, before_row, gradient_row,
            W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
            SOME: tl.constexpr, BY_CLOCK: tl.constexpr):  # fmt: skip
@@ -96,12 +163,12 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, cho
         if SOME:
             place = tl.load(chosen + place)
         row = first + place
-        if (tl.program_id(1) + 1) * (4 * LANES) <= d:
-            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round,
-                  d, out_row, before_row, gradient_row, W, V, LANES, False)  # fmt: skip
+        if (tl.program_id(1) + 1) * (16 * LANES) <= d:
+            _part(out, before, gradient, slot, weight, owner, step, keys, run, draw, std, row, place, agents,
+                  round, d, out_row, before_row, gradient_row, W, V, LANES, False)  # fmt: skip
         else:
-            _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round,
-                  d, out_row, before_row, gradient_row, W, V, LANES, True)  # fmt: skip
+            _part(out, before, gradient, slot, weight, owner, step, keys, run, draw, std, row, place, agents,
+                  round, d, out_row, before_row, gradient_row, W, V, LANES, True)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,7 +180,7 @@ class PackedRows:
     weight: Tensor
     owner: Tensor
     step: Tensor
-    key: Tensor
+    run: Tensor
     draw: Tensor
     std: Tensor
 
@@ -138,6 +205,7 @@ class CudaMixer:
         self.noise = noise
         self.device = device
         self._packed: tuple[int, PackedRows] | None = None
+        self._keys = torch.from_numpy(noise.keys.copy()).to(device)
 
     def __call__(self, work: RowWork) -> None:
         packed = self._pack(work.round // PACKED_ROUNDS)
@@ -172,10 +240,10 @@ class CudaMixer:
         all.
         """
         before, gradient, out, d = work.before, work.gradient, work.out, work.out.shape[1]
-        grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES_PER_PROGRAM))
+        grid = (len(out if chosen is None else chosen), triton.cdiv(d, COLUMNS_PER_LANE * LANES_PER_PROGRAM))
         with torch.cuda.device_of(out):  # Triton launches on the current device
             _round[grid](
-                out, before, gradient, *packed.tables()[1:], chosen, clock,
+                out, before, gradient, *packed.tables()[1:], self._keys, chosen, clock,
                 None if clock is None else packed.starts, first, work.first, work.round, d,
                 out.stride(0), before.stride(0), gradient.stride(0),
                 W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES_PER_PROGRAM,
@@ -199,7 +267,7 @@ class CudaMixer:
         r = at + rounds.start
         source, draw = (part.values[part.which[r], row] for part in (plan.source, plan.draw))
         absent, silent = source < 0, draw < 0
-        key, number = self.noise.names(np.where(silent, 0, draw))
+        run, _, number = np.moveaxis(self.noise.names(r[:, None], np.where(silent, 0, draw)), -1, 0)
         weight = plan.weight.values[plan.weight.which[r], row]
         step = -plan.rate[r] * plan.carries.values[plan.carries.which[r], row]
         std = plan.std.values[plan.std.which[r], row] * plan.scale[r][:, None]
@@ -209,7 +277,7 @@ class CudaMixer:
             np.where(absent, 0.0, weight).astype(np.float32),
             self.layout.place_of[plan.owner[row]].astype(np.int32),
             step.astype(np.float32),
-            key.astype(np.int32),
+            run.astype(np.int32),
             number.astype(np.int32),
             np.where(silent, 0.0, std).astype(np.float32),
         )

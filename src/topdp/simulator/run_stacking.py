@@ -24,7 +24,8 @@ from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Capability, PerRound, Plan, Planned, prune, unsupported
 from topdp.plan.batches import Batches, Full
-from topdp.simulator.simulated_noise import Draws, SimulatedDraws, Words
+from topdp.plan.noise_key import NoiseKey
+from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 
 MAX_CACHED_SELECTIONS = 2000
 
@@ -129,13 +130,14 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
 class StackedBatches:
     """The records that each run of a stack uses: the same as if the run were executed alone."""
 
-    runs: tuple[tuple[tuple[Batches, ...], int], ...]  # for each run: (batches of each agent, seed)
+    # For each run: the batches of each agent, the seed, and the key.
+    runs: tuple[tuple[tuple[Batches, ...], int, NoiseKey], ...]
     _cache: dict[tuple[int, str], Selection] = field(default_factory=dict, repr=False)
 
     @property
     def batches(self) -> tuple[Batches, ...]:
         """The batches of each agent of the stack."""
-        return tuple(strategy for batches, _ in self.runs for strategy in batches)
+        return tuple(strategy for batches, *_ in self.runs for strategy in batches)
 
     @property
     def full(self) -> bool:
@@ -163,7 +165,10 @@ class StackedBatches:
     def _joined(self, round: int, device: Device) -> Selection:
         if self.full:
             return select(self.batches, 0, round, device)
-        drawn = {run: select(*run, round, device) for run in set(self.runs)}
+        drawn = {
+            (batches, seed, key): select(batches, seed, round, device, key)
+            for batches, seed, key in set(self.runs)
+        }
         longest = max(chosen.indices.shape[1] for chosen in drawn.values() if chosen.indices is not None)
         each = [drawn[run].padded(longest) for run in self.runs]
         indices = torch.cat([chosen.indices for chosen in each if chosen.indices is not None])
@@ -174,25 +179,14 @@ class StackedBatches:
 class StackedNoise(Draws):
     """The draws of each run of a stack: the same as if the run were executed alone."""
 
-    def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
-        self._runs = [SimulatedDraws(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]
+    def __init__(self, plans: Sequence[Plan], keys: Sequence[NoiseKey]) -> None:
+        runs = [SimulatedDraws(key, p.draws, p.releases) for p, key in zip(plans, keys, strict=True)]
         self._first = _offsets([plan.draws for plan in plans])
-        self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
+        self.keys = np.concatenate([noise.keys for noise in runs])
 
-    def seeds(self, round: int, draws: Ints) -> Words:
-        run = self._run_of(draws)
-        seeds = np.empty((len(draws), 2), np.uint64)
-        for number in np.unique(run):
-            of_run = run == number
-            seeds[of_run] = self._runs[number].seeds(round, draws[of_run] - self._first[number])
-        return seeds
-
-    def names(self, draws: Ints) -> tuple[Ints, Ints]:
-        run = self._run_of(draws)
-        return self._keys[run], draws - self._first[run]
-
-    def _run_of(self, draws: Ints) -> Ints:
-        return np.searchsorted(self._first[1:-1], draws, side="right")
+    def names(self, round: int | Ints, draws: Ints) -> Ints:
+        run = np.searchsorted(self._first[1:-1], draws, side="right")
+        return np.stack(np.broadcast_arrays(run, round, draws - self._first[run]), axis=-1)
 
 
 def _offsets(counts: list[int]) -> Ints:

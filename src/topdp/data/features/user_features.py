@@ -79,10 +79,15 @@ class UserFeatures:
         return torch.cat([self._map_part(part, shape) for part in torch.split(records, RECORDS_PER_PASS)])
 
     def _map_part(self, records: Tensor, shape: Shape) -> Tensor:
-        snapshot = self._snapshot(records, contents=self._loop)
+        snapshot, generator = self._snapshot(records, contents=self._loop), torch.get_rng_state()
         with torch.no_grad():
             features = self._one_by_one(records) if self._loop else self._isolated(records)
         snapshot.expect_unchanged()
+        if not torch.equal(generator, torch.get_rng_state()):
+            raise InputError(
+                "Expected a feature map that draws no random numbers, got one that changes torch's "
+                "generator. Draw random numbers once, outside of the map."
+            )
         if features.shape[1:] != shape:
             raise _shape_error(shape, features.shape[1:])
         return features
