@@ -17,13 +17,15 @@ import torch
 from pytest import MonkeyPatch
 
 from topdp.errors import DataError, TopdpError
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs import config, memory_check, ranked_run
 from topdp.simulator.engine import Engine
 
 AGENTS, ROUNDS = 7, 6
 
 BASE = [
-    f"topology.agents={AGENTS}", "topology.connection=0.5", f"rounds={ROUNDS}", "model.name=linear", "seed=3",
+    f"topology.agents={AGENTS}", "topology.connection=0.5", f"rounds={ROUNDS}", "model.name=linear",
+    "seed=3", "noise_seed=3",
     "privacy.sigma=0.05", "privacy.guarantee=worst-case", "privacy.clip=1.0", "train.learning_rate=0.5",
     "train.evaluate_every=2", "train.checkpoint_every=2",
 ]  # fmt: skip
@@ -58,6 +60,10 @@ BROKEN: list[tuple[str, int]] = [("stopped", 2), ("stopped", 3), ("lost", 2)]
 """In sequence: stopped by a signal on rank 1, continued by three ranks, then a rank dies."""
 
 
+SECRET = "secret key"
+"""A run without a noise seed; each rank would draw another key."""
+
+
 def dropping(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, outputs), torch.nn.Dropout(0.5))
 
@@ -81,6 +87,7 @@ def after(releases: int, act: Any) -> Any:
 def main(folder: Path, rank: int) -> None:
     jobs = [(name, *job, "run") for name, job in EQUAL.items()]
     jobs += [(name, *job, name) for name, job in REFUSED.items()]
+    jobs += [(SECRET, 2, ["method.name=top"], SECRET)]
     jobs += [(name, ranks, ["method.name=top"], f"{name} {ranks}") for name, ranks in BROKEN]
     for number, (name, ranks, changes, what) in enumerate(jobs):
         if rank < ranks:
@@ -108,8 +115,12 @@ def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -
             patched.setattr(Engine, "advance", after(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         elif what == "lost 2" and rank == 1:
             patched.setattr(Engine, "advance", after(4, lambda: os._exit(9)))
+        wanted = settings(folder, changes)
+        if what == SECRET:
+            wanted = wanted.model_copy(update={"noise_seed": None})
+            patched.setattr(NoiseKey, "fresh", classmethod(lambda cls: NoiseKey.of_seed(40 + rank)))
         try:
-            result = ranked_run.run_on_ranks(settings(folder, changes), folder / name, device)
+            result = ranked_run.run_on_ranks(wanted, folder / name, device)
         except TopdpError as error:
             return {"code": int(error.code), "said": str(error), "kind": type(error).__name__}
     return {"code": 0, "said": "", "found": result is not None}

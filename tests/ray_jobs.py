@@ -23,6 +23,7 @@ from topdp.runs.cluster_tasks import StackResult
 from topdp.runs.sweep_grid import Axis, resolved_points
 
 BASE = [
+    "noise_seed=0",
     "topology.agents=4", "topology.kind=ring", "rounds=6", "privacy.sigma=0.05", "privacy.clip=1.0",
     "privacy.guarantee=worst-case", "train.evaluate_every=2", "method.name=muffliato", "method.gossip=2",
 ]  # fmt: skip

@@ -40,7 +40,15 @@ def network(outputs):
 
 
 def train(task, outputs, test=True, **settings):
-    given = {"method": "plain", "sigma": 1e-3, "rounds": 60, "clip": 1.0, "learning_rate": 0.5, **settings}
+    given = {
+        "noise_seed": 0,
+        "method": "plain",
+        "sigma": 1e-3,
+        "rounds": 60,
+        "clip": 1.0,
+        "learning_rate": 0.5,
+        **settings,
+    }
     return topdp.train(network(outputs), shards(task, test), topology.ring(AGENTS), **given)
 
 
@@ -122,7 +130,7 @@ def test_a_run_with_user_functions_resumes_only_with_the_same_functions(tmp_path
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
 
-    own = {"loss": absolute, "metrics": ["r2", bias], "rounds": 12}
+    own = {"loss": absolute, "metrics": ["r2", bias], "rounds": 12, "noise_seed": 0}
     with pytest.raises(InterruptedRun):
         train("mse", 1, progress=stop, out=tmp_path / "run", **own)
     text = (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
@@ -292,7 +300,7 @@ def test_records_can_have_a_label_for_each_position():
     pairs = list(zip(tokens[:3], labels[:3], strict=True))
     given = topdp.Shards.from_arrays(pairs, test=(tokens[3], labels[3]), dtype=torch.int64)
     assert given.classes is None
-    settings = {"sigma": 1e-3, "rounds": 40, "clip": 1.0, "learning_rate": 1.0}
+    settings = {"noise_seed": 0, "sigma": 1e-3, "rounds": 40, "clip": 1.0, "learning_rate": 1.0}
     result = topdp.train(
         PerPosition(), given, topology.ring(3), metrics=["accuracy", "auroc"], method="plain", **settings
     )

@@ -24,7 +24,14 @@ ROUNDS = 12
 
 
 def train(callbacks=(), **settings):
-    given = {"sigma": 0.05, "clip": 1.0, "rounds": ROUNDS, "evaluate_every": 3, "checkpoint_every": 5}
+    given = {
+        "noise_seed": 0,
+        "sigma": 0.05,
+        "clip": 1.0,
+        "rounds": ROUNDS,
+        "evaluate_every": 3,
+        "checkpoint_every": 5,
+    }
     shards = settings.pop("shards", None) or blobs(5)
     return topdp.train(linear_model(), shards, topology.ring(5), callbacks=callbacks, **{**given, **settings})
 

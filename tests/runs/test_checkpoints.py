@@ -75,7 +75,7 @@ def rows_of(layout, releases):
 
 @pytest.fixture
 def folder(tmp_path):
-    RunFolder(tmp_path).write_json("run.json", {"format": 2, "state": "running"})
+    RunFolder(tmp_path).write_json("run.json", {"format": 3, "state": "running"})
     return RunFolder(tmp_path)
 
 

@@ -12,6 +12,7 @@ from builders import blobs_file
 from topdp.base.files import FileError, LockHeldError, exclusive_lock
 from topdp.base.progress import silent
 from topdp.errors import DataError, InputError
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs import config, ray_cluster, sweep
 from topdp.runs.cluster_tasks import StackResult, StackTask, compute
 from topdp.runs.config import ConfigError
@@ -46,7 +47,7 @@ def grid(data):
         few = [
             f'data.name="{data}"', "topology.agents=4", "topology.kind=ring", "rounds=4",
             "privacy.sigma=0.05", "privacy.clip=1.0", "privacy.guarantee=worst-case",
-            "train.evaluate_every=2",
+            "train.evaluate_every=2", "noise_seed=0",
         ]  # fmt: skip
         base = config.read(changes=[*few, *changes]).to_toml()
         return resolved_points(sweep.SweepRequest(base, tuple(map(Axis.of, over)), seeds).points())
@@ -197,7 +198,7 @@ def test_errors_of_topdp_are_results_and_others_are_raised(grid):
     (point,) = grid()
 
     def task(device):
-        return StackTask(runs=(point.run,), records=(), device=device, threads=1)
+        return StackTask(runs=(point.run,), keys=(NoiseKey.of_seed(0),), records=(), device=device, threads=1)
 
     with pytest.raises(ValueError, match="argument 2 is longer"):  # one set of records too many
         compute(pickle.dumps(task("cpu")), [b""])

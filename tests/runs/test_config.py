@@ -123,6 +123,22 @@ def test_unreadable_files_and_unknown_presets_are_rejected(tmp_path):
         config.read(tmp_path / "bad.toml", preset="default")
 
 
+def test_budget_and_noise_in_one_source_are_refused_and_the_later_source_counts(tmp_path):
+    both = ["privacy.sigma=0.1", "privacy.epsilon=2"]
+    with pytest.raises(ConfigError, match=r"--set: expected either privacy\.epsilon.*got both"):
+        config.read(changes=both)
+    file = tmp_path / "job.toml"
+    file.write_text("[privacy]\nsigma = 0.1\nepsilon = 2.0\n")
+    with pytest.raises(ConfigError, match=r"job\.toml: expected either .*got both"):
+        config.read(file)
+    file.write_text("[privacy]\nsigma = 0.1\n")
+    assert config.read(file, changes=["privacy.epsilon=2"]).privacy.sigma is None
+    file.write_text("[privacy]\nepsilon = 2.0\n")
+    read = config.read(file, changes=["privacy.sigma=0.1"])
+    assert read.privacy.sigma == 0.1 and "epsilon" not in tomllib.loads(read.to_toml())["privacy"]
+    assert config.changed(read.to_toml(), ["privacy.epsilon=3"]).privacy.sigma is None
+
+
 def test_a_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().rounds = 3
@@ -141,7 +157,7 @@ def as_changes(section, *path):
     for name, value in section:
         if type(value) is type(section).model_fields[name].annotation and isinstance(value, Section):
             yield from as_changes(value, *path, name)
-        elif value is not None:
+        elif value is not None and not (name == "epsilon" and section.sigma is not None):
             text = tomli_w.dumps({"x": value.model_dump() if isinstance(value, Section) else value})
             text = "{" + text.removeprefix("[x]").strip() + "}" if text.startswith("[x]") else text[4:]
             yield f"{'.'.join((*path, name))}={text}"

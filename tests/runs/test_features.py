@@ -55,6 +55,7 @@ def small(tmp_path):
             "train.learning_rate=20",
             "privacy.sigma=0.02",
             "privacy.clip=0.5",
+            "noise_seed=0",
         ]
         return config.read(changes=[*basis, *changes])
 

@@ -7,6 +7,7 @@ from builders import batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
+from topdp.plan.noise_key import NoiseKey
 from topdp.protocols import Dsgd
 from topdp.runs import memory_check
 from topdp.simulator.engine import Engine
@@ -16,7 +17,14 @@ from topdp.simulator.engine import Engine
 def engine():
     shards = blobs(4)
     plan = Dsgd().plan(topology.ring(4), constant_schedule(2), torch.ones(4).numpy(), 0)
-    return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), seed=0)
+    return Engine(
+        plan,
+        ClippedGradients(linear_model(), 1.0),
+        shards,
+        batches_of(shards),
+        seed=0,
+        key=NoiseKey.of_seed(0),
+    )
 
 
 def test_rows_are_counted_twice_and_with_padding(engine):

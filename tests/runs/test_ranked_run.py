@@ -14,6 +14,7 @@ from torch.distributed import TCPStore
 
 import rank_jobs
 from builders import blobs_file
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs import ranked_run, run
 from topdp.runs.best_estimates import read as read_best
 from topdp.runs.run_folder import RunFolder
@@ -65,7 +66,8 @@ def expect_as_of_one_process(folder, name, changes, tmp_path):
     assert found.metrics == alone.metrics == whole.metrics
     assert torch.equal(read_best(found).estimates, read_best(alone).estimates)
     assert found.plan.digest() == alone.plan.digest()
-    assert found.fact("data") == alone.fact("data")
+    for folder in (found, alone):
+        assert "data" not in folder.read_json("run.json")
     assert found.read_json("privacy.json") == alone.read_json("privacy.json")
     assert {one.name for one in found.path.iterdir()} == {one.name for one in alone.path.iterdir()}
 
@@ -77,6 +79,17 @@ def test_ranks_end_where_one_process_ends(folder, tmp_path, name):
     expect_as_of_one_process(folder, name, changes, tmp_path)
     assert [said(folder, name, rank)["found"] for rank in range(ranks)] == [True, *[False] * (ranks - 1)]
     assert RunFolder.open(folder / name).fact("ranks") == ranks
+
+
+def test_all_ranks_use_the_key_of_rank_0_and_no_file_keeps_it(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(NoiseKey, "fresh", classmethod(lambda cls: NoiseKey.of_seed(40)))
+    wanted = rank_jobs.settings(folder, ["method.name=top"]).model_copy(update={"noise_seed": None})
+    alone = run.run(wanted, tmp_path / "alone")
+    assert torch.equal(alone.estimates, torch.from_numpy(RunFolder.open(folder / rank_jobs.SECRET).estimates))
+    secret = NoiseKey.of_seed(40).secret
+    for file in (folder / rank_jobs.SECRET).iterdir():
+        assert secret not in file.read_bytes() and secret.hex().encode() not in file.read_bytes()
+    assert not list(folder.rglob("*.key"))
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from topdp.runs.run_stacks import stackable
 
 def train(rows="bfloat16", callbacks=(), **settings):
     given = {"sigma": 0.05, "clip": 1.0, "rounds": 6, "evaluate_every": 2, "checkpoint_every": 2}
-    given |= {"method": "dsgd", "rows": rows}
+    given |= {"method": "dsgd", "rows": rows, "noise_seed": 0}
     return topdp.train(
         linear_model(), blobs(5), topology.ring(5), callbacks=callbacks, **{**given, **settings}
     )

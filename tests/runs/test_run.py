@@ -51,7 +51,10 @@ def small(data):
             "train.checkpoint_every=5",
             "privacy.sigma=0.05",
             "privacy.clip=1.0",
+            "noise_seed=0",
         ]
+        if any(change.startswith("privacy.epsilon=") for change in changes):
+            basis.remove("privacy.sigma=0.05")
         return config.read(changes=[*basis, *changes])
 
     return make
@@ -272,7 +275,6 @@ def broken_off(small, tmp_path):
 
     def make(name, epsilon):
         wanted = small(f"privacy.epsilon={epsilon}", "topology.agents=4").model_dump(exclude_none=True)
-        del wanted["privacy"]["sigma"]
         with pytest.raises(InterruptedRun):
             run.run(config.parse(wanted), tmp_path / name, progress=stop)
         return tmp_path / name
@@ -330,8 +332,8 @@ def damaged(name, content):
         damaged("plan.npz", b""),
         damaged("privacy.json", b"[1, 2]"),
         damaged("privacy.json", b"null"),
-        damaged("run.json", b'{"format": 2}'),
-        damaged("run.json", b'{"format": 2, "state": "interrupted", "records": null}'),
+        damaged("run.json", b'{"format": 3}'),
+        damaged("run.json", b'{"format": 3, "state": "interrupted", "records": null}'),
         damaged("run.json", b'{"format": 1, "state": "interrupted"}'),
     ],
 )
@@ -525,7 +527,7 @@ def test_nothing_is_written_if_the_configuration_cannot_be_run(small, tmp_path):
 def test_train_runs_a_users_own_model_shards_and_graph():
     shards = blobs(5)
     result = topdp.train(
-        linear_model(), shards, topology.ring(5), method="top", sigma=0.02, clip=1.0, rounds=80
+        linear_model(), shards, topology.ring(5), method="top", sigma=0.02, clip=1.0, rounds=80, noise_seed=0
     )
     assert result.accuracy["mean"] > 0.9
     outputs = result.model(2)(shards.test_inputs)
@@ -623,7 +625,7 @@ class TestCommands:
             (["graph", "--set", "topology.connection=0.01"], 2, "connect"),
             (["graph", "--topology", "ring", "--out", "g.txt"], 2, ".png"),
             (["graph", "--topology", "ring", "--out", f"{__file__}/g.png"], 2, "Could not create"),
-            (["reproduce", "1", "--quick", "--out", __file__], 2, "Could not create"),
+            (["reproduce", "fig3", "--quick", "--out", __file__], 2, "Could not create"),
             (["data", "fetch", "mnits"], 5, "mnist"),
             (["run", "--set", "privacy.epsilon=1e300"], 2, "at most 1e30"),
             (["run", "--set", "rounds=10000000"], 2, "less than or equal to 1000000"),

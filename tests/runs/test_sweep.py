@@ -33,6 +33,7 @@ def small(data):
     return [
         f'data.name="{data}"', "topology.agents=6", "topology.connection=0.5", "rounds=8",
         "train.evaluate_every=4", "train.checkpoint_every=3", "privacy.sigma=0.05", "privacy.clip=1.0",
+        "noise_seed=0",
     ]  # fmt: skip
 
 
@@ -260,7 +261,7 @@ def test_the_command_reports_spreads_in_table_csv_picture_and_json(topdp, comman
         (["--over", "privacy.epsilom=1,2"], "Did you mean 'epsilon'"),
         (["--over", "method.name=plain,tip"], "Did you mean 'top'"),
         (["--over", "model.name=mlp,mpl"], "Did you mean 'mlp'"),
-        (["--over", "privacy.epsilon=1,-2"], "privacy.epsilon: expected a number > 0"),
+        (["--over", "privacy.sigma=1,-2"], "privacy.sigma: expected a number from 0"),
         (
             ["--over", "data.batch={cycle=7},{cycle=1000}"],
             "batch = {cycle=1000}, seed 0: Expected batches of",
@@ -268,9 +269,9 @@ def test_the_command_reports_spreads_in_table_csv_picture_and_json(topdp, comman
         (["--over", "topology.connection=0.5,0.01"], "connection = 0.01"),
         (["--over", "privacy.colluders=1,6"], "colluders = 6, seed 0"),
         (["--over", "train.optimiser=sgd,adam"], "optimiser = adam, seed 0: Expected a method"),
-        (["--over", "privacy.epsilon"], "--over key=value,value"),
-        (["--over", "privacy.epsilon=1,,2"], "--over key=value,value"),
-        (["--over", "privacy.epsilon=1,1"], "expected different values, got 1,1"),
+        (["--over", "privacy.sigma"], "--over key=value,value"),
+        (["--over", "privacy.sigma=1,,2"], "--over key=value,value"),
+        (["--over", "privacy.sigma=1,1"], "expected different values, got 1,1"),
         (["--over", "rounds=4,8", "--over", "rounds=16"], "got rounds twice"),
         (["--over", "seed=1,2", "--seeds", "2"], "got both. Remove one."),
         (["--over", "rounds=1,2", "--seeds", "6000"], "at most 10000 runs"),
@@ -315,12 +316,23 @@ def test_a_sweep_does_not_resume_with_other_records(small, tmp_path, monkeypatch
     own = blobs_file(tmp_path / "own.npz", 300)
     base = config.read(changes=[*small, f'data.name="{own}"']).to_toml()
     wanted = resolved_points(sweep.SweepRequest(base, (Axis.of(RATES),), 1).points())
-    run_all(wanted[:1], tmp_path / "s")
+
+    def stop(stage, *_, **__):
+        if "run 2 of 2" in stage:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run_stacked", lambda *_: None)
+    monkeypatch.setattr(sweep, "_stacks", lambda runs, *_: [[run] for run in runs])
+    with pytest.raises(InterruptedRun):
+        run_all(wanted, tmp_path / "s", stop)
+    assert RunFolder.open(tmp_path / "s" / wanted[0].folder).state == "done"
     with np.load(own) as held:
         arrays = dict(held)
     arrays["train_inputs"] = arrays["train_inputs"][::-1].copy()
     np.savez(own, **arrays)
-    with pytest.raises(runs.RunFolderError, match=r"the records of the run in .*, got other records"):
+    with pytest.raises(
+        runs.RunFolderError, match=r"the records of the finished runs in .*, got other records"
+    ):
         run_all(wanted, tmp_path / "s")
 
 
@@ -406,3 +418,12 @@ def test_models_with_dropout_inside_layers_are_not_stacked():
         nn.MultiheadAttention(4, 2, dropout=0.1)
     )
     assert random(nn.Dropout()) and not random(nn.LSTM(3, 4))
+
+
+def test_a_sweep_with_a_budget_and_noise_is_refused(topdp, tmp_path):
+    done = topdp(
+        "sweep", "--over", "privacy.sigma=0.1,1", "--set", "privacy.epsilon=1", "--out", tmp_path / "sweep"
+    )
+    assert done.code == 2 and "--set and --over: expected either privacy.epsilon" in " ".join(
+        done.err.split()
+    )

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from topdp.base.number_text import rounded_up
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.runs import config, sweep_summary
 from topdp.runs.pictures import learning_curves
@@ -24,7 +25,8 @@ def run(seed, accuracy=0.9, epsilon=1.0, guarantee="adaptive", state="done", **p
     line = {"round": 4, "accuracy": {"mean": accuracy, "min": 0.1, "max": 1.0}}
     done = state == "done"
     return {
-        "seed": seed, "run": f"s/{seed}", "state": state, "metrics": line if done else None,
+        "seed": seed, "noise_seed": None, "run": f"s/{seed}", "state": state,
+        "metrics": line if done else None,
         "history": [{**line, "round": 0}, line] if done else [], "privacy": {**told, **privacy},
         "seconds": 1.0 if done else None,
     }  # fmt: skip
@@ -33,12 +35,12 @@ def run(seed, accuracy=0.9, epsilon=1.0, guarantee="adaptive", state="done", **p
 def test_the_cost_of_all_runs_composes_gaussian_mechanisms():
     several = [Spread({"a": "1"}, [run(0, epsilon=1.0), run(1, epsilon=2.0)])]
     total = math.hypot(float(mu_of(1.0, 1e-5)), float(mu_of(2.0, 1e-5)))
-    assert f"together ε = {float(epsilon_of(total, 1e-5)):.4g} (adaptive, δ = 1e-05)" in (
+    assert f"together ε = {rounded_up(float(epsilon_of(total, 1e-5)))} (adaptive, δ = 1e-05)" in (
         sweep_summary.cost_together(several)
     )
     nine = [Spread({}, [run(seed) for seed in range(9)])]
     tripled = float(epsilon_of(3 * float(mu_of(1.0, 1e-5)), 1e-5))
-    assert f"ε = {tripled:.4g}" in sweep_summary.cost_together(nine)
+    assert f"ε = {rounded_up(tripled)}" in sweep_summary.cost_together(nine)
 
 
 def test_answers_that_do_not_compose_are_replaced_by_the_worst_case():

@@ -22,11 +22,13 @@ from topdp.data.features.user_features import UserFeatures
 from topdp.data.record_checks import count_classes
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
+from topdp.learning.gradients.path_check import expect_no_dropout_in_samples
 from topdp.learning.losses import CUSTOM_LOSS
 from topdp.learning.models import FlatModel
 from topdp.learning.pretrained_models import split_backbone
 from topdp.learning.tasks import Task
 from topdp.plan import Plan
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_model, named_task
@@ -103,6 +105,7 @@ class Assembly:
         shards, run = _fitted(shards, task), resolve_outline(outline, counts)
         flat = FlatModel(model)
         expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
+        expect_no_dropout_in_samples(flat.module, run.batches)
         return cls(run=run, shards=shards, flat=flat, device=device, task=task, everyone=everyone)
 
     def digest(self) -> str:
@@ -154,21 +157,31 @@ class Assembly:
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards
 
-    def engine(self, plan: Plan, layout: RowLayout | None = None, fetch: Fetch | None = None) -> Engine:
+    def engine(
+        self,
+        plan: Plan,
+        key: NoiseKey | None = None,
+        layout: RowLayout | None = None,
+        fetch: Fetch | None = None,
+    ) -> Engine:
         """Return the engine that executes `plan` for all agents, or only for the agents of `layout`.
 
-        `fetch`: how the engine gets rows of other agents.
+        `key`: the noise key; None: a new one. `fetch`: how the engine gets rows of other agents.
         """
         gradients, shards = self._after_backbone
         attack, seed, batches = self.attack, self.run.config.seed, self.run.batches
         agents = range(self.run.graph.agents) if layout is None else layout.agents.tolist()
-        select = None if layout is None else partial(batch_selection.select_for_agents, agents, batches, seed)
+        key = key or NoiseKey.fresh()
+        select = None
+        if layout is not None:
+            select = partial(batch_selection.select_for_agents, agents, batches, seed, key=key)
         return Engine(
             plan,
             gradients,
             shards if attack is None else attack.records(shards),
             [batches[agent] for agent in agents],
             seed=seed,
+            key=key,
             device=self.device,
             select=select,
             metrics=self.task.metrics,
@@ -178,20 +191,23 @@ class Assembly:
         )
 
 
-def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Engine:
-    """Return one engine that executes all runs, each with its own draws and batches.
+def stacked_engine(
+    runs: Sequence[Assembly], plans: Sequence[Plan], keys: Sequence[NoiseKey], test_records: int
+) -> Engine:
+    """Return one engine that executes all runs, each with its own key, draws and batches.
 
     All runs are tested on the first `test_records` test records of the first run. With full batches, runs
     that share a set of records read it from the same memory if the sets repeat in order: a, b, c, a, b, c.
     """
     first = runs[0]
-    stacked = StackedBatches(tuple((parts.run.batches, parts.run.config.seed) for parts in runs))
+    seeds = [parts.run.config.seed for parts in runs]
+    of_runs = zip([parts.run.batches for parts in runs], seeds, keys, strict=True)
+    stacked = StackedBatches(tuple(of_runs))
     distinct = _repeats_after(runs) if stacked.full else len(runs)
     shards = stack_shards([parts.shards for parts in runs[:distinct]]) if distinct > 1 else first.shards
     if shards.test_inputs is not None and shards.test_targets is not None:
         test = shards.test_inputs[:test_records], shards.test_targets[:test_records]
         shards = replace(shards, test_inputs=test[0], test_targets=test[1])
-    seeds = [parts.run.config.seed for parts in runs]
     return Engine(
         stack_plans(plans),
         first.gradients,
@@ -199,7 +215,7 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
         stacked.batches,
         seed=seeds[0],
         device=first.device,
-        draws=StackedNoise(plans, seeds),
+        draws=StackedNoise(plans, keys),
         select=stacked.select,
         copies=len(runs) // distinct,
         metrics=first.task.metrics,

@@ -201,14 +201,14 @@ def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
 
 def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> Floats:
     """Return the noise [agents] that each agent needs without the noise of others, up to a common factor."""
-    agents, epsilon = outline.graph.agents, outline.epsilon
-    if epsilon is None or (np.ptp(epsilon) == 0 and len(set(analysis.batches)) == 1):
+    agents, epsilon, delta = outline.graph.agents, outline.epsilon, outline.delta
+    if epsilon is None or (np.ptp(epsilon) == np.ptp(delta) == 0 and len(set(analysis.batches)) == 1):
         return np.ones(agents)  # the noise is configured, or all agents need the same
 
     def write(deviation: Floats) -> Plan:
         return Dsgd().plan(outline.graph, schedule, deviation, outline.config.seed)
 
-    return calibrate(write, analysis, ADAPTIVE.name, epsilon, outline.config.privacy.delta).deviation
+    return calibrate(write, analysis, ADAPTIVE.name, epsilon, delta).deviation
 
 
 class _Averaging:

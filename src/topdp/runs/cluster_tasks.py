@@ -20,6 +20,7 @@ import torch
 from topdp.base.progress import silent
 from topdp.errors import TopdpError, translate_memory_errors
 from topdp.learning.models import MODELS
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs.assembly import choose_device
 from topdp.runs.finished_run import FinishedRun, run_single, run_stacked
 from topdp.runs.run_outline import RunOutline
@@ -31,14 +32,15 @@ class StackTask:
     """One run, or several to compute together. Records are sent apart, because several tasks share them."""
 
     runs: tuple[RunOutline, ...]
+    keys: tuple[NoiseKey, ...]  # of the runs, from the machine that starts the sweep
     records: tuple[str, ...]  # the names of the sets of records, in the order in which `compute` gets them
     device: str
     threads: int
 
     @classmethod
-    def of(cls, runs: Sequence[RunOutline], device: str, threads: int) -> StackTask:
+    def of(cls, runs: Sequence[RunOutline], keys: Sequence[NoiseKey], device: str, threads: int) -> StackTask:
         names = dict.fromkeys(map(name_of_shards, runs))
-        return cls(runs=tuple(runs), records=tuple(names), device=device, threads=threads)
+        return cls(runs=tuple(runs), keys=tuple(keys), records=tuple(names), device=device, threads=threads)
 
     @property
     def user_modules(self) -> tuple[str, ...]:
@@ -70,5 +72,5 @@ def _runs_of(task: StackTask, records: Sequence[bytes]) -> list[FinishedRun]:
     device = choose_device(task.device)
     shards = {name: pickle.loads(part).to(device) for name, part in zip(task.records, records, strict=True)}
     dealer = Dealer(device, dealt=shards)
-    finished = run_stacked(task.runs, dealer, silent) if len(task.runs) > 1 else None
-    return finished or [run_single(run, dealer) for run in task.runs]
+    finished = run_stacked(task.runs, task.keys, dealer, silent) if len(task.runs) > 1 else None
+    return finished or [run_single(*one, dealer) for one in zip(task.runs, task.keys, strict=True)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import secrets
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from topdp.plan.optimisers import OPTIMISER_KINDS
 from topdp.plan.plan import ROUNDED_ROW_TYPES
 from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.protocols.pair_secrets import Secrets
+from topdp.protocols.protocol import Rematch
 from topdp.runs.methods import METHODS
 from topdp.topology import FAMILIES
 
@@ -76,6 +78,7 @@ class TopologyConfig(Section):
     agents: Annotated[int, Field(ge=2)] = 30
     connection: Annotated[float, Field(gt=0, le=1)] = 0.2
     hubs: Count = 2
+    attach: Literal["one", "all"] = "one"  # for "star": whether a leaf is adjacent to one hub or to all
     degree: Count = 4
     rewire: Annotated[float, Field(ge=0, le=1)] = 0.1
     path: str | None = None
@@ -121,6 +124,7 @@ class MethodConfig(Section):
     calibration: Literal["tight", "optimal", "udp", "moments", "advanced", "theorem1"] | None = None
     noise_on: Literal["gradient", "estimate"] = "gradient"
     offline: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    rematch: Rematch = "after-new-row"  # for "async": when two agents may be partners again
     secrets: Secrets = "regular"  # which pairs of agents have pair secrets
     secrets_degree: Count | Auto = "auto"  # for "regular": the number of partners of an agent
     pair_noise: NotNegative | Auto = "auto"  # standard deviation of a shared draw, relative to own noise
@@ -150,9 +154,12 @@ def _known_answer(name: str) -> str:
     return _expect_known(name, ON_REQUEST)
 
 
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+
+
 class PrivacyConfig(Section):
     epsilon: Positive | list[Positive] = 1.0
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: OpenShare | list[OpenShare] = 1e-5
     clip: Positive = 4.0
     clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how norms of gradients are bounded
     guarantee: Annotated[str, AfterValidator(_known_guarantee)] = "adaptive"
@@ -259,10 +266,29 @@ class ReportConfig(Section):
     sinks: list[Literal["tensorboard", "mlflow", "wandb"]] = []  # services that receive the metrics as well
 
 
-class RunConfig(Section):
-    """All settings of a run. Two runs with equal settings give the same numbers on the same device."""
+RANDOM_SEED = "random"
+REDRAWABLE_NOISE = (
+    "The noise of this run follows from a noise seed that its configuration states, so anyone can draw it "
+    "again and subtract it. Its ε holds for a simulation only, and protects no record."
+)
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+def _drawn_seed(seed: Any) -> Any:
+    return secrets.randbelow(2**31) if seed == RANDOM_SEED else seed
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class RunConfig(Section):
+    """All settings of a run. The `seed` determines everything but noise and Poisson batches, and is public.
+
+    Two runs with equal settings differ by their noise, unless they have a `noise_seed`: then they give the
+    same numbers on the same device, and their ε holds for a simulation only (`redrawable_noise`).
+    """
+
+    seed: Annotated[Seed, BeforeValidator(_drawn_seed)] = 0  # "random": drawn when the configuration is read
+    noise_seed: Seed | None = None  # None: the noise key is new, and secret
     rounds: Rounds = 150
     topology: TopologyConfig = TopologyConfig()
     method: MethodConfig = MethodConfig()
@@ -275,12 +301,20 @@ class RunConfig(Section):
     report: ReportConfig = ReportConfig()
 
     @property
+    def redrawable_noise(self) -> str | None:
+        """What a noise seed means for the guarantees of the run; None if its noise is secret."""
+        return None if self.noise_seed is None else REDRAWABLE_NOISE
+
+    @property
     def started_from_python(self) -> bool:
         """Whether data and model are those of `topdp.train`, which a run folder does not contain."""
         return GIVEN in (self.data.name, self.model.name)
 
     def to_toml(self) -> str:
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+        tree = self.model_dump(exclude_none=True)
+        if self.privacy.sigma is not None:
+            del tree["privacy"]["epsilon"]  # it has no effect
+        return tomli_w.dumps(tree)
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -327,8 +361,8 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         tree = toml_text.parse_toml(text)
     except ValueError as error:  # also for a number with thousands of digits
         raise ConfigError(f"Expected TOML in {origin}, could not read it: {error}.") from error
-    for change in changes or []:
-        _apply(tree, change)
+    _expect_budget_or_noise(tree.get("privacy"), origin)
+    _apply_all(tree, changes or [])
     _read_schema_file(tree)
     return parse(tree, origin, changes or [])
 
@@ -336,8 +370,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
 def changed(text: str, changes: list[str]) -> RunConfig:
     """Return the configuration in a TOML text, with `key=value` changes."""
     tree = toml_text.parse_toml(text)
-    for change in changes:
-        _apply(tree, change)
+    _apply_all(tree, changes)
     return parse(tree, ", ".join(changes))
 
 
@@ -374,7 +407,11 @@ MOVED_VALUES = {"method.decays": {True: "steps", False: "constant"}}
 
 
 def parse_stored(tree: dict[str, Any], origin: str) -> RunConfig:
-    """Return the configuration in a file that topdp wrote. Replace `MOVED_KEYS` by their present names."""
+    """Return the configuration in a file that topdp wrote, with the meaning that it had when it was written.
+
+    `MOVED_KEYS` get their present names. A key that is missing because it is newer gets the value that has
+    the former effect.
+    """
     tree = {name: dict(part) if isinstance(part, dict) else part for name, part in tree.items()}
     for old, new in MOVED_KEYS.items():
         section, key = old.split(".")
@@ -383,6 +420,9 @@ def parse_stored(tree: dict[str, Any], origin: str) -> RunConfig:
             value = part.pop(key)
             value = MOVED_VALUES[old].get(value, value) if old in MOVED_VALUES else value
             _merge(tree, new.split("."), value)
+    method = tree.get("method")
+    if isinstance(method, dict) and method.get("mode") == "async":
+        method.setdefault("rematch", "next-round")
     return parse(tree, origin)
 
 
@@ -433,6 +473,41 @@ def did_you_mean(word: str, known: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
 
 
+BUDGET_AND_NOISE = (
+    "{origin}: expected either {epsilon}, to which noise is calibrated, or {sigma}, the noise itself, got "
+    "both. Remove one."
+)
+
+
+def _expect_budget_or_noise(privacy: Any, origin: str) -> None:
+    """Raise ConfigError if keys that one source sets, in the section `privacy`, contain budget and noise."""
+    if isinstance(privacy, dict) and {"epsilon", "sigma"} <= privacy.keys():
+        keys = {"epsilon": "privacy.epsilon", "sigma": "privacy.sigma"}
+        raise ConfigError(BUDGET_AND_NOISE.format(origin=origin, **keys))
+
+
+def expect_budget_or_noise(changes: Sequence[str], origin: str) -> None:
+    """Raise ConfigError if `key=value` changes set both the budget and the noise."""
+    keys = [change.partition("=")[0].strip() for change in changes]
+    named = [key.removeprefix("privacy.") for key in keys if key.startswith("privacy.")]
+    _expect_budget_or_noise(dict.fromkeys(named), origin)
+
+
+def _apply_all(tree: dict[str, Any], changes: Sequence[str]) -> None:
+    """Apply `key=value` changes. A budget replaces the noise in `tree`, and noise replaces the budget."""
+    changed_keys: dict[str, Any] = {}
+    for change in changes:
+        _apply(changed_keys, change)
+        _apply(tree, change)
+    changed_privacy, privacy = changed_keys.get("privacy"), tree.get("privacy")
+    _expect_budget_or_noise(changed_privacy, "--set")
+    if isinstance(changed_privacy, dict) and isinstance(privacy, dict):
+        if "sigma" in changed_privacy:
+            privacy.pop("epsilon", None)
+        if "epsilon" in changed_privacy:
+            privacy.pop("sigma", None)
+
+
 def _apply(tree: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
@@ -452,6 +527,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
 
 # Keys with values of several forms, as text, because pydantic reports one error for each form.
 KEYS_WITH_FORMS = {
+    "seed": 'a whole number from 0 to 2^63 - 1, or "random"',
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
     "method.secrets_degree": 'a whole number >= 1, or "auto"',
     "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
@@ -461,6 +537,7 @@ KEYS_WITH_FORMS = {
     "method.noise_schedule.curvature": "a number > 0 and at most 1e30, or a list of them",
     "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one for each round",
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
+    "privacy.delta": "a number > 0 and < 1, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from topdp.base.progress import Progress, silent
 from topdp.errors import InputError
 from topdp.learning.gradients import DivergedError
 from topdp.plan import Plan
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs import best_estimates
 from topdp.runs.config import RunConfig
+from topdp.runs.kept_keys import erase_key
 from topdp.runs.model_export import notes_of
 from topdp.runs.planning import plan_and_account, sealed
 from topdp.runs.result import Metrics, Result, metrics_of
@@ -65,27 +67,38 @@ class FinishedRun:
     def write(self, path: Path) -> None:
         """Write the run's folder with the files that `topdp run` would write. Replace an unfinished run."""
         if (path / "run.json").exists():
+            erase_key(path)
             try:
                 shutil.rmtree(path)
             except OSError as error:
                 raise FileError(f"Could not replace the run in {path}: {error.strerror}.") from error
         folder = begun_folder(path, self.config, self.plan, self.privacy, self.begun)
         if self.estimates is None or self.ended is None:
-            folder.mark("diverged")
+            folder.end("diverged")
             return
         if self.best is not None:
             best_estimates.write(folder, self.best, self.notes)
         end_folder(folder, self.config, self.plan, self.metrics, self.estimates, self.notes, self.ended)
 
 
-def run_stacked(runs: Sequence[RunOutline], dealer: Dealer, progress: Progress) -> list[FinishedRun] | None:
+def run_stacked(
+    runs: Sequence[RunOutline], keys: Sequence[NoiseKey], dealer: Dealer, progress: Progress
+) -> list[FinishedRun] | None:
     """Compute stackable runs (`run_stacks.stackable`) as one. Return them, or None if one run diverges."""
     started = time.perf_counter()
-    jobs = [PlannedRun(parts, *plan_and_account(parts.run, progress)) for parts in dealer.assemblies(runs)]
+    jobs = [
+        PlannedRun(parts, *plan_and_account(parts.run, progress), key)
+        for parts, key in zip(dealer.assemblies(runs), keys, strict=True)
+    ]
     test_inputs = jobs[0].parts.shards.test_inputs
     if test_inputs is None:
         raise InputError("Expected test records for runs in a stack, got none. Run them one by one.")
-    stack = Stack.of([job.parts for job in jobs], [job.plan for job in jobs], len(test_inputs))
+    stack = Stack.of(
+        [job.parts for job in jobs],
+        [job.plan for job in jobs],
+        [job.key for job in jobs],
+        len(test_inputs),
+    )
     histories: list[list[Metrics]] = [[] for _ in jobs]
     larger = {metric.name: metric.larger_is_better for metric in stack.engine.metrics}
     best = [best_estimates.BestSoFar(None, False, notes={}, larger=larger) for _ in jobs]
@@ -108,10 +121,10 @@ def run_stacked(runs: Sequence[RunOutline], dealer: Dealer, progress: Progress) 
     ]
 
 
-def run_single(run: RunOutline, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
+def run_single(run: RunOutline, key: NoiseKey, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
     """Compute one run until it ends or diverges, and return it."""
     (parts,) = dealer.assemblies([run])
-    job = plan_run(parts, progress)
+    job = replace(plan_run(parts, progress), key=key)
     try:
         return FinishedRun.of(job, execute(job, None, progress))
     except DivergedError:

@@ -23,13 +23,13 @@ Number = TypeVar("Number", int, float)
 def _plain(c: MethodConfig) -> Protocol:
     if c.mode == "sync":
         return protocols.PlainSynchronous(c.alpha)
-    return protocols.PlainAsynchronous(c.alpha, c.offline)
+    return protocols.PlainAsynchronous(c.alpha, c.offline, rematch=c.rematch)
 
 
 def _top(c: MethodConfig) -> Protocol:
     if c.mode == "sync":
         return protocols.TopSynchronous(c.alpha, c.own_share)
-    return protocols.TopAsynchronous(c.alpha, c.offline, c.own_share)
+    return protocols.TopAsynchronous(c.alpha, c.offline, c.own_share, rematch=c.rematch)
 
 
 def _muffliato(c: MethodConfig) -> Protocol:

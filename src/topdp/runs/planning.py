@@ -25,7 +25,7 @@ from topdp.runs.config import RunConfig
 from topdp.runs.resolve import resolve
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_folder import RunFolder, RunFolderError
-from topdp.runs.run_outline import RunOutline, budgets, guarantee_of
+from topdp.runs.run_outline import RunOutline, budgets, deltas, guarantee_of
 from topdp.topology import Topology, read_edge_list
 
 MAX_EXACT_COALITIONS = 500  # if there are more coalitions, a sample of them is examined
@@ -130,10 +130,12 @@ def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) 
             f"Expected the account of plan.npz in {folder.path / 'privacy.json'}, got one that was changed "
             "or belongs to another plan. Restore both files, or start the run again in another folder."
         )
-    stored = {"records": folder.fact("records"), **privacy}
+    stored, agents = {"records": folder.fact("records"), **privacy}, len(analysis.batches)
+    if not isinstance(privacy.get("delta"), list):
+        stored["delta"] = [privacy.get("delta")] * agents
     current = {
         "records": [batches.records for batches in analysis.batches],
-        "delta": config.privacy.delta,
+        "delta": deltas(config, agents).tolist(),
         "colluders": config.privacy.colluders,
         "guarantee": guarantee_of(config),
         **analysis.facts(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from topdp.data import Shards
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.pretrained_models import split_backbone
 from topdp.plan import prune
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
 from topdp.runs import run as runs
@@ -148,19 +150,21 @@ def _joined_run(
         folder = runs.new_run_folder(out, job)
     if state == "done":
         return None if folder is None else job.read(folder)
-    if folder is not None:
-        folder.mark("running", ranks=group.size, cut=assignment.statement)
-    plan = prune(job.plan)
-    layout = RowLayout(plan, assignment.home, group.rank)
-    engine = parts.engine(plan, layout, BorderExchange(layout, group))
-    expect_room(engine, group)
-    called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
-    checkpoints = Checkpoints(out, layout, group)
-    result = runs.execute(job, folder, reported, called, (RankedEngine(engine, group), checkpoints))
-    group.any(False)  # wait until rank 0 has written everything
-    if result.stopped is None:
-        checkpoints.forget()
-    return result if group.leads else None
+    with ExitStack() as resources:
+        group.together(lambda: resources.enter_context(runs.locked(out)) if group.leads else None)
+        if folder is not None:
+            folder.mark("running", ranks=group.size, cut=assignment.statement)
+        plan = prune(job.plan)
+        layout = RowLayout(plan, assignment.home, group.rank)
+        engine = parts.engine(plan, job.key, layout, BorderExchange(layout, group))
+        expect_room(engine, group)
+        called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
+        checkpoints = Checkpoints(out, layout, group)
+        result = runs.execute(job, folder, reported, called, (RankedEngine(engine, group), checkpoints))
+        group.any(False)  # wait until rank 0 has written everything
+        if result.stopped is None:
+            checkpoints.forget()
+        return result if group.leads else None
 
 
 def _state_of(out: Path, config: RunConfig | None) -> str:
@@ -244,10 +248,11 @@ def _job(
     job = group.together(led_job)
     deviation = group.led(None if job is None else job.plan.full_scale)
     account = group.led(None if job is None else sealed(job.plan, job.privacy))
+    key: NoiseKey = group.led(None if job is None else job.key)  # in memory; only rank 0 keeps a file
     if job is None:
         plan = parts.run.write_plan(deviation)
         details = {key: value for key, value in account.items() if key != "seal"}
-        job = runs.PlannedRun(parts, plan, Account.from_details(details, parts.run.analysis))
+        job = runs.PlannedRun(parts, plan, Account.from_details(details, parts.run.analysis), key)
         own_details = {**details, "plan": plan.digest()}
         account = {**own_details, "seal": seal_of(own_details)}
     group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")

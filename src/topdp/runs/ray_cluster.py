@@ -6,7 +6,8 @@ they arrive. A task that fails does not stop the others. docs/scale.md states wh
 where.
 
 **Guarantees.** Every task compares the code of its machine with that of the driver before it computes
-(`code_fingerprint.py`), also on nodes that joined later. A difference ends the sweep.
+(`code_fingerprint.py`), also on nodes that joined later. A difference ends the sweep. The noise key of a run
+travels in the arguments of its task, which Ray keeps in memory, and may spill to the disks of its nodes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from topdp.runs.cluster_tasks import StackResult, StackTask
 from topdp.runs.code_fingerprint import fingerprint
 from topdp.runs.config import ConfigError
 from topdp.runs.finished_run import FinishedRun
+from topdp.runs.kept_keys import kept_or_new_key
 from topdp.runs.run_stacks import Dealer, name_of_shards
 from topdp.runs.sweep_grid import SweepPoint
 
@@ -107,7 +109,8 @@ class RayCluster:
                 slots = int(self._ray.cluster_resources().get("CPU", 0.0) // self.cpus)
                 while waiting and len(running) < slots + QUEUED_TASKS:
                     stack = waiting.popleft()
-                    task = StackTask.of([point.run for point in stack], self.device, self.cpus)
+                    keys = [kept_or_new_key(place / point.folder, point.config) for point in stack]
+                    task = StackTask.of([point.run for point in stack], keys, self.device, self.cpus)
                     for run in task.runs:
                         if (name := name_of_shards(run)) not in records:
                             records[name] = self._ray.put(pickle.dumps(dealer.shards(run)))

@@ -26,7 +26,7 @@ from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.methods import METHODS, POOLED, Method
 from topdp.runs.resolve import resolve
-from topdp.runs.run_outline import budgets, method_of
+from topdp.runs.run_outline import budgets, method_of, strictest_budget
 from topdp.topology import Topology
 
 COMPARED_METHODS = [method for method in METHODS.values() if method.comparable]
@@ -139,7 +139,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], method:
         return Option(method=name, noise=None, between=None, sent=0, reason=str(error), settings={})
     plan = run.write_plan(noise.deviation)
     residual, releases = residual_noise(plan), plan.releases_per_round
-    pooled = pooled_noise(run.config, counts, float(epsilon.min()))
+    pooled = pooled_noise(run.config, counts)
     average, between = float(residual.average[-1]) / pooled, float(residual.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
     if method.shares_noise:
@@ -164,18 +164,21 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], method:
     )
 
 
-def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> float:
+def pooled_noise(config: RunConfig, counts: tuple[int, ...]) -> float:
     """Return the variance of the residual noise that one agent with all records would have after as many
-    rounds, with the budget `epsilon`.
+    rounds, with the strictest budget of an agent.
     """
+    epsilon, delta = strictest_budget(config)
     central = config.model_copy(
         update={
             "method": config.method.model_copy(update={"name": POOLED.name, "mode": "sync"}),
-            "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon, "sigma": None}),
+            "privacy": config.privacy.model_copy(
+                update={"colluders": 0, "epsilon": epsilon, "delta": delta, "sigma": None}
+            ),
         }
     )
     run = resolve(central, counts=(sum(counts),))
-    delta, query = config.privacy.delta, Query(colluders=0)
+    query = Query(colluders=0)
     noise = calibrate(run.write_plan, run.analysis, ADAPTIVE.name, np.array([epsilon]), delta, query)
     return float(residual_noise(run.write_plan(noise.deviation)).average[-1])
 

@@ -108,6 +108,11 @@ class Result:
             raise InputError("Expected a run with test records to choose its best round by, got none.")
         return self.best.estimates
 
+    @property
+    def redrawable_noise(self) -> str | None:
+        """What the noise seed of the run means for its guarantees; None if its noise is secret."""
+        return self.config.redrawable_noise
+
     def summary(self) -> dict[str, Any]:
         """Return the JSON object of `topdp run --json`."""
         return {
@@ -116,6 +121,7 @@ class Result:
             "accuracy": self.accuracy or None,
             "metrics": self.scores or None,
             "privacy": self.privacy.summary(),
+            "redrawable_noise": self.redrawable_noise,
             "seconds": round(self.seconds, 3),
             "stopped": None if self.stopped is None else self.stopped._asdict(),
         }

@@ -17,7 +17,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ import torch
 from numpy.typing import NDArray
 
 from topdp import __version__
-from topdp.base.files import remove_new_folders_on_error
+from topdp.base.files import exclusive_lock, remove_new_folders_on_error
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
@@ -37,6 +38,7 @@ from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks, Running
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.config import RunConfig
+from topdp.runs.kept_keys import KEY_FILE, key_of, keyed_digest, read_key, write_key
 from topdp.runs.memory_check import expect_room, expect_room_for_records
 from topdp.runs.metric_labels import metric_names, picture_name
 from topdp.runs.model_export import InputKind, facts_of, notes_of
@@ -70,7 +72,9 @@ def _begin(
     called = metric_sinks.callbacks_of(outline.config, callbacks)
     with prepared_folder(out):
         job = plan_run(Assembly.of(outline, choose_device(device), progress), progress)
-    return execute(job, new_run_folder(out, job), progress, called)
+    folder = new_run_folder(out, job)
+    with locked(out):
+        return execute(job, folder, progress, called)
 
 
 def resume(
@@ -83,8 +87,18 @@ def resume(
 
     The result is the same as without the interruption.
     """
-    folder = unfinished(path)
-    config = folder.config
+    with locked(path):
+        return _resumed(unfinished(path), device, progress, callbacks)
+
+
+def abandon(path: Path) -> None:
+    """End the unfinished run in `path`, which then cannot continue: erase its noise key and checkpoints."""
+    with locked(path):
+        unfinished(path).end("abandoned")
+
+
+def _resumed(folder: RunFolder, device: str, progress: Progress, callbacks: Iterable[object]) -> Result:
+    path, config = folder.path, folder.config
     if config.started_from_python:
         raise RunFolderError(
             f"Expected a run whose data and model the configuration names, got the run in {path}, which was "
@@ -113,17 +127,17 @@ def run_or_continue(
     A finished run is checked like a run that continues: its plan and account must hold for the present
     records.
     """
-    if not (out / "run.json").exists():
-        return _begin(outline, out, device, progress)
-    folder = RunFolder.open(out)
-    if folder.state == STARTING:
-        folder.forget_start()
-        return _begin(outline, out, device, progress)
-    expect_settings(folder, outline.config)
-    if folder.state != "done":
-        unfinished(out)
-    # The configuration in the folder has a number for every `auto`.
-    return _continue(replace(outline, config=folder.config), folder, device, progress)
+    if (out / "run.json").exists():
+        with locked(out):
+            folder = RunFolder.open(out)
+            if folder.state != STARTING:
+                expect_settings(folder, outline.config)
+                if folder.state != "done":
+                    unfinished(out)
+                # The configuration in the folder has a number for every `auto`.
+                return _continue(replace(outline, config=folder.config), folder, device, progress)
+            folder.forget_start()
+    return _begin(outline, out, device, progress)
 
 
 def expect_settings(folder: RunFolder, config: RunConfig) -> None:
@@ -142,6 +156,7 @@ class PlannedRun:
     parts: Assembly
     plan: Plan
     privacy: Account
+    key: NoiseKey = field(default_factory=NoiseKey.fresh)
 
     def result(
         self,
@@ -175,24 +190,40 @@ class PlannedRun:
 
 def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
     progress("planning")
-    return PlannedRun(parts, *plan_and_account(parts.run, progress))
+    return PlannedRun(parts, *plan_and_account(parts.run, progress), key_of(parts.run.config))
 
 
 def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
-    """Return the planned run with the plan and account in `folder`.
+    """Return the planned run with the plan, account and noise key in `folder`.
 
-    Raise RunFolderError unless they are those of the configuration and of the records in `parts`.
+    Raise RunFolderError unless they are those of the configuration and of the records in `parts`. A finished
+    run has no key and no digest of its records.
     """
     plan = folder.plan
     expect_plan_of(parts.run, plan, folder.path)
     account = expect_account_of(parts.run.config, parts.run.analysis, folder)
-    if folder.fact("data") != parts.digest():
+    if folder.state == "done":
+        return PlannedRun(parts, plan, account)
+    key = _kept_key(folder, parts.run.config)
+    if folder.fact("data") != keyed_digest(key, parts.digest()):
         raise RunFolderError(
             f"Expected the same records, in the same order, as at the start of the run in {folder.path}, got "
             "other records or another order. With cyclic batches, a moved record could be used more often "
             "than the account states. Use the original records, or another folder."
         )
-    return PlannedRun(parts, plan, account)
+    return PlannedRun(parts, plan, account, key)
+
+
+def _kept_key(folder: RunFolder, config: RunConfig) -> NoiseKey:
+    """Return the noise key of an unfinished run. Raise RunFolderError if it is lost."""
+    key = read_key(folder.path) if config.noise_seed is None else key_of(config)
+    if key is None:
+        raise RunFolderError(
+            f"Expected the noise key of the unfinished run in {folder.path / KEY_FILE}, found none. Without "
+            "it the run cannot continue: other noise in rounds that were seen would reveal more than the "
+            "account states. Start it again in another folder."
+        )
+    return key
 
 
 def execute(
@@ -217,7 +248,7 @@ def execute(
     checkpoints: Checkpoints | None
     if ranked is None:
         expect_room_for_records(parts.shards, parts.device)
-        engine = parts.engine(job.plan)
+        engine = parts.engine(job.plan, job.key)
         expect_room(engine)
         simulation = fastest(engine)
         checkpoints = None if path is None else Checkpoints(path, engine.layout)
@@ -285,6 +316,14 @@ def ended_facts(result: Result, device: torch.device) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on the run folder `path`, so that no other process continues or abandons the run."""
+    RunFolder.open(path)  # otherwise the lock would create a file
+    with exclusive_lock(path):
+        yield
+
+
 def unfinished(path: Path) -> RunFolder:
     """Return the folder of the unfinished run in `path`. Raise RunFolderError if it cannot be resumed."""
     folder = RunFolder.open(path)
@@ -298,6 +337,7 @@ WHY_NOT_RESUMED = {
     STARTING: "was stopped before its first round. Start it again in another folder",
     "diverged": "diverged, and would diverge again. Start a run with smaller steps",
     "wrong": "ended because a recorded round was wrong. Start it again in another folder",
+    "abandoned": "was abandoned, and its noise key erased. Start it again in another folder",
 }
 
 
@@ -316,16 +356,27 @@ def prepared_folder(out: Path | None) -> Iterator[None]:
 
 def new_run_folder(path: Path, job: PlannedRun) -> RunFolder:
     """Create the folder of a run before its first round, with configuration, plan and account."""
-    account = sealed(job.plan, job.privacy)
-    return begun_folder(path, job.parts.run.config, job.plan, account, begun_facts(job))
+    account, config = sealed(job.plan, job.privacy), job.parts.run.config
+    key = job.key if config.noise_seed is None else None
+    return begun_folder(path, config, job.plan, account, begun_facts(job), key)
 
 
 def begun_folder(
-    path: Path, config: RunConfig, plan: Plan, privacy: dict[str, Any], facts: dict[str, Any]
+    path: Path,
+    config: RunConfig,
+    plan: Plan,
+    privacy: dict[str, Any],
+    facts: dict[str, Any],
+    key: NoiseKey | None = None,
 ) -> RunFolder:
-    """Create the folder `path` of a run. `privacy`: the content of privacy.json. `facts`: of run.json."""
+    """Create the folder `path` of a run. `privacy`: the content of privacy.json. `facts`: of run.json.
+
+    `key`: the noise key to keep; None: the run does not need to continue, or has a noise seed.
+    """
     folder = RunFolder.create(path, config.to_toml(), plan)
     folder.write_json("privacy.json", privacy)
+    if key is not None:
+        write_key(path, key)
     folder.mark("running", **facts)
     return folder
 
@@ -333,4 +384,5 @@ def begun_folder(
 def begun_facts(job: PlannedRun) -> dict[str, Any]:
     """Return the entries that run.json has from the start on, besides the state."""
     parts = job.parts
-    return {"records": list(parts.run.counts), "data": parts.digest(), **facts_of(parts)}
+    data = keyed_digest(job.key, parts.digest())
+    return {"records": list(parts.run.counts), "data": data, **facts_of(parts)}

@@ -9,6 +9,7 @@
     accuracy.png       the learning curve; every other metric has its own picture
     checkpoint.safetensors  the state from which an unfinished or stopped run continues; removed when the run
                        is done (several ranks write one file each: checkpoints.py)
+    noise.key          the secret of an unfinished or stopped run (kept_keys.py); never copy it
     run.json           versions, state and times; a folder without this file is not a run
 
 This module does not need torch, so that reports can be made without it.
@@ -33,13 +34,16 @@ from topdp.base.files import UNREADABLE_FILE_ERRORS, FileError, atomic_path, mak
 from topdp.errors import InputError
 from topdp.plan import Plan, plan_file
 from topdp.runs.config import RunConfig, parse_stored
+from topdp.runs.kept_keys import erase_key
 from topdp.runs.metric_labels import metric_names
 from topdp.runs.tensor_files import read_tensor, widened, write_tensors
 
 Content = TypeVar("Content")
 
-RUN_FORMAT = 2
+RUN_FORMAT = 3  # up to format 2, noise followed from the seed, so that pages about it would be wrong
 STARTING = "starting"  # the state before the first round, in which the folder can be written again
+# Entries of run.json without a use after the end. `data` is a digest of records under the noise key.
+UNFINISHED_FACTS = ("checkpoint", "data")
 GRAPH_FILE = "graph.txt"  # the graph of a run that was started from Python
 
 
@@ -88,12 +92,14 @@ class RunFolder:
 
     def forget_start(self) -> None:
         """Remove the files of a run that never computed its first round."""
+        erase_key(self.path)
         for name in ("config.toml", "plan.npz", "privacy.json", GRAPH_FILE, "run.json"):
             _remove(self.path, name)
 
     @property
     def state(self) -> str:
-        """The state of the run: starting, running, interrupted, stopped, diverged, wrong or done."""
+        """The state of the run: starting, running, interrupted, stopped, diverged, wrong,
+        abandoned or done."""
         return str(self.fact("state"))
 
     @property
@@ -138,20 +144,26 @@ class RunFolder:
         """Set the state and further entries in run.json."""
         self.write_json("run.json", {**self.read_json("run.json"), "state": state, **facts})
 
+    def end(self, state: str, **facts: Any) -> None:
+        """Mark a run that cannot continue. Erase its noise key first, and what only a continued run needs."""
+        erase_key(self.path)
+        info = {
+            key: value for key, value in self.read_json("run.json").items() if key not in UNFINISHED_FACTS
+        }
+        self.write_json("run.json", {**info, "state": state, **facts})
+        for file in self.path.glob("checkpoint*.safetensors"):
+            file.unlink(missing_ok=True)
+
     def finish(self, estimates: NDArray[Any], notes: dict[str, str] | None = None, **facts: Any) -> None:
         """Write the final estimates, and the state and entries of run.json at the end of a run.
 
-        Remove the checkpoints, unless a callback stopped the run, which can then continue from them.
+        Remove key and checkpoints, unless a callback stopped the run, which can then continue with them.
         """
         self.save_estimates("model.safetensors", estimates, notes)
-        stopped = facts.get("stopped") is not None
-        self.mark("stopped" if stopped else "done", **facts)
-        if not stopped:
-            self.write_json(
-                "run.json", {k: v for k, v in self.read_json("run.json").items() if k != "checkpoint"}
-            )
-            for file in self.path.glob("checkpoint*.safetensors"):
-                file.unlink(missing_ok=True)
+        if facts.get("stopped") is not None:
+            self.mark("stopped", **facts)
+        else:
+            self.end("done", **facts)
 
     def save_estimates(self, name: str, estimates: NDArray[Any], notes: dict[str, str] | None) -> None:
         """Write the estimates [agents, d] to the file `name`, with `notes` as its metadata."""

@@ -20,6 +20,7 @@ from topdp.plan import Capability, Optimiser, Robust, needs_of
 from topdp.plan.adaptive_steps import ADAPTIVE_OPTIMISERS
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.privacy.answers import ON_REQUEST
+from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.published.claims import Analysis
 from topdp.runs.config import ConfigError, CycleBatch, PoissonBatch, RunConfig
 from topdp.runs.methods import METHODS, Method
@@ -44,6 +45,8 @@ class RunOutline:
     sigma: Floats | None
     # The budget of each agent [agents], to which the noise is calibrated; None: σ is configured.
     epsilon: Floats | None
+    # The δ of each agent [agents], at which its budget and its ε hold.
+    delta: Floats
     # The answer that must stay within the budget; None: σ is configured.
     guarantee: str | None
     # The answers to compute besides the claim and the worst case.
@@ -68,6 +71,7 @@ class RunOutline:
             graph=graph,
             sigma=sigma,
             epsilon=None if sigma is not None else budgets(config, graph.agents),
+            delta=deltas(config, graph.agents),
             guarantee=guarantee_of(config),
             answers=frozenset({*config.privacy.answers, config.privacy.guarantee} & set(ON_REQUEST)),
             optimiser=optimiser,
@@ -127,6 +131,18 @@ def budgets(config: RunConfig, agents: int) -> Floats:
     return per_agent("privacy.epsilon", config.privacy.epsilon, agents)
 
 
+def deltas(config: RunConfig, agents: int) -> Floats:
+    """Return the δ of each agent [agents]."""
+    return per_agent("privacy.delta", config.privacy.delta, agents)
+
+
+def strictest_budget(config: RunConfig) -> tuple[float, float]:
+    """Return the (ε, δ) of an agent whose budget allows the least μ."""
+    epsilon, delta = np.broadcast_arrays(config.privacy.epsilon, config.privacy.delta)
+    pairs = zip(epsilon.ravel().tolist(), delta.ravel().tolist(), strict=True)
+    return min(pairs, key=lambda pair: mu_of(*pair))
+
+
 def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
     """Return one number per agent [agents]. `value`: one number for all agents, or a list for each of them.
 
@@ -164,7 +180,13 @@ def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
     and the published calibration of the noise.
     """
     calibration = method_of(config).calibration or config.method.calibration or "tight"
-    return Analysis(calibration, batches_of(config, counts), config.privacy.clip, config.privacy.adjacency)
+    return Analysis(
+        calibration,
+        batches_of(config, counts),
+        config.privacy.clip,
+        config.privacy.adjacency,
+        noise_on_estimate=config.method.noise_on == "estimate",
+    )
 
 
 def optimiser_of(config: RunConfig) -> Optimiser:

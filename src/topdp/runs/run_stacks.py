@@ -1,8 +1,8 @@
 """Stacked runs: one plan, one model and one engine for the agents of several runs.
 
-Each run has the same graph, start, batches and noise as without the stack. Figures (`reproduce`) and sweeps
-(`sweep.py`) use stacks; single runs (`run.py`) do not. Accounting does not use stacks either: each run has
-its own plan and account.
+Each run has its own key, and the same graph, start, batches and noise as without the stack. Figures
+(`reproduce`) and sweeps (`sweep.py`) use stacks; single runs (`run.py`) do not. Accounting does not use
+stacks either: each run has its own plan and account.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from topdp.base.progress import Progress, silent
 from topdp.data import Shards
 from topdp.plan import Plan
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs.assembly import Assembly, stacked_engine
 from topdp.runs.config import RunConfig
 from topdp.runs.named_model import named_task
@@ -58,9 +59,11 @@ class Stack:
     config: RunConfig  # of the first run
 
     @classmethod
-    def of(cls, runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Stack:
+    def of(
+        cls, runs: Sequence[Assembly], plans: Sequence[Plan], keys: Sequence[NoiseKey], test_records: int
+    ) -> Stack:
         starts = torch.cat([parts.start.expand(parts.run.graph.agents, -1) for parts in runs])
-        engine = stacked_engine(runs, plans, test_records)
+        engine = stacked_engine(runs, plans, keys, test_records)
         return cls(engine, starts, [parts.run.graph.agents for parts in runs], runs[0].run.config)
 
     def rounds(self) -> Iterator[tuple[int, State, bool]]:
@@ -156,7 +159,7 @@ def _in_common(run: RunOutline) -> str:
     sections = {
         name: section.model_dump(exclude=MAY_DIFFER.get(name, set()))
         for name in type(config).model_fields
-        if name not in ("seed", "rounds", "topology", "method")
+        if name not in ("seed", "noise_seed", "rounds", "topology", "method")
         for section in [getattr(config, name)]
     }
     # A stack is tested on the records of its first run, and other seeds may train on records held out there.

@@ -9,7 +9,7 @@ are finished. A run that diverges does not end the sweep; the table names it. `s
 points, and `sweep_summary.py` the tables.
 
 **Guarantees.** Every run is calibrated and accounted for by itself, as if it were the only one, and its ε is
-that of one run. `sweep_summary.py` states the ε of all runs together.
+that of one run. Every run has its own noise key. `sweep_summary.py` states the ε of all runs together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -30,9 +30,11 @@ from topdp.base.progress import Progress, titled
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.path_check import draws_dropout
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import changed, parse_stored
 from topdp.runs.finished_run import run_stacked
+from topdp.runs.kept_keys import RECORDS_KEY_FILE, erase_key, key_of, keyed_digest, read_key, write_key
 from topdp.runs.ray_cluster import RayCluster
 from topdp.runs.run import expect_settings, run_or_continue
 from topdp.runs.run_folder import RunFolder, RunFolderError
@@ -113,21 +115,25 @@ def run_all(
         by_run = {id(point.run): point for point in missing}
         begun = [point for point in missing if (place / point.folder / "run.json").exists()]
         if cluster is not None:
-            begun = []  # a cluster cannot read their checkpoints; it begins again, with the same results
+            begun = []  # a cluster cannot read their checkpoints; it begins again, with the same keys
         dealer = Dealer(chosen if cluster is None else torch.device("cpu"), progress)
-        _expect_the_same_records([point for point in points if point not in missing], missing, place, dealer)
+        records = SweepRecords(place, dealer)
         fresh = [point.run for point in missing if point not in begun]
         stacks = [[by_run[id(run)] for run in stack] for stack in _stacks(fresh, dealer, chosen)]
         done, total = len(points) - len(missing), len(points)
         try:
             if cluster is not None:
+                records.expect_same(missing)
                 cluster.run(stacks, dealer, place, progress, done)
+                records.forget()
                 return
             for stack in [*([point] for point in begun), *stacks]:
                 numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"
                 title = f"run{'s' * (len(stack) > 1)} {numbers} of {total}"
+                records.expect_same(stack)
                 _run_stack(stack, place, dealer, device, titled(progress, title))
                 done += len(stack)
+            records.forget()
         except (Interrupted, KeyboardInterrupt):
             raise InterruptedRun(place, how_to_continue) from None
 
@@ -146,20 +152,38 @@ def is_over(place: Path, point: SweepPoint) -> bool:
     return False
 
 
-def _expect_the_same_records(
-    done: Sequence[SweepPoint], missing: Sequence[SweepPoint], place: Path, dealer: Dealer
-) -> None:
-    """Raise RunFolderError if finished runs used other records, so that results would not be comparable."""
-    before = {name_of_shards(point.run): point for point in done}
-    for key, point in {name_of_shards(point.run): point for point in missing}.items():
-        if key in before:
-            path = place / before[key].folder
-            (parts,) = dealer.assemblies([point.run])
-            if RunFolder.open(path).fact("data") != parts.shards.digest():
+@final
+class SweepRecords:
+    """The digests of the records of an unfinished sweep, so that all of its runs use the same records.
+
+    They are digests under a key that is erased when all runs are over (`kept_keys`).
+    """
+
+    def __init__(self, place: Path, dealer: Dealer) -> None:
+        self._place, self._dealer, self._file = place, dealer, place / "records.json"
+
+    def expect_same(self, points: Sequence[SweepPoint]) -> None:
+        """Note the records of these runs. Raise RunFolderError if earlier runs used other records."""
+        key = read_key(self._place, RECORDS_KEY_FILE)
+        before: dict[str, str] = json.loads(self._file.read_text("utf-8")) if self._file.exists() else {}
+        if key is None:
+            key, before = NoiseKey.fresh(), {}
+            write_key(self._place, key, RECORDS_KEY_FILE)
+        now = dict(before)
+        for name, run in {name_of_shards(point.run): point.run for point in points}.items():
+            digest = keyed_digest(key, self._dealer.shards(run).digest())
+            if now.setdefault(name, digest) != digest:
                 raise RunFolderError(
-                    f"Expected the records of the run in {path}, got other records. Name another --out for a "
-                    "sweep on these records."
+                    f"Expected the records of the finished runs in {self._place}, got other records. Name "
+                    "another --out for a sweep on these records."
                 )
+        if now != before:
+            write_atomically(self._file, json.dumps(now, indent=2) + "\n")
+
+    def forget(self) -> None:
+        """Erase the key and the digests: all runs are over."""
+        erase_key(self._place, RECORDS_KEY_FILE)
+        self._file.unlink(missing_ok=True)
 
 
 def spreads_of(place: Path, points: Sequence[SweepPoint]) -> list[Spread]:
@@ -177,6 +201,7 @@ def results_of(place: Path, point: SweepPoint) -> dict[str, Any]:
     lines = folder.metrics
     return {
         "run": str(folder.path),
+        "noise_seed": folder.config.noise_seed,
         "state": folder.state,
         "metrics": lines[-1] if lines and folder.state == "done" else None,
         "history": lines,
@@ -217,7 +242,8 @@ def _random(parts: Assembly) -> bool:
 
 
 def _run_stack(stack: list[SweepPoint], place: Path, dealer: Dealer, device: str, progress: Progress) -> None:
-    if len(stack) > 1 and (runs := run_stacked([point.run for point in stack], dealer, progress)):
+    keys = [key_of(point.config) for point in stack]
+    if len(stack) > 1 and (runs := run_stacked([point.run for point in stack], keys, dealer, progress)):
         for point, finished in zip(stack, runs, strict=True):
             finished.write(place / point.folder)
         return

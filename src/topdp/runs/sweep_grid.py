@@ -118,10 +118,16 @@ def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[GridPoint]:
     for chosen in settings:
         first = read(changes_to(chosen))
         for seed in range(first.seed, first.seed + seeds):
-            config = first.model_copy(update={"seed": seed})
+            config = with_seed(first, seed)
             folder = f"{len(grid_points) + 1:0{len(str(count))}d}"
             grid_points.append(GridPoint(folder, chosen, seed, config))
     return grid_points
+
+
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    """Return `config` with another seed. A noise seed moves with it, so that runs differ by their noise."""
+    moved = None if config.noise_seed is None else config.noise_seed + seed - config.seed
+    return config.model_copy(update={"seed": seed, "noise_seed": moved})
 
 
 def resolved_points(grid_points: Sequence[GridPoint]) -> list[SweepPoint]:

@@ -6,8 +6,9 @@ of a spread, and tables name them.
 
 **Guarantees.** ε of all runs together is an upper bound under the same adjacency and observers as the ε of
 each run. Gaussian differential privacy composes, μ² = Σ μ_i² (Dong, Roth and Su 2022, Corollary 3.3), even if
-the results of a run decide the settings of the next. `view` and `claimed` are no guarantees that compose; the
-worst case is used instead of them.
+the results of a run decide the settings of the next, because the noise of different runs is independent: each
+has its own key. If a run has a noise seed, nothing is promised: runs with equal draws reveal records by their
+difference. `view` and `claimed` are no guarantees that compose; the worst case is used instead of them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from topdp.base.files import write_atomically
+from topdp.base.number_text import rounded_up
 from topdp.privacy.answers import answer_kind, proved_kind
 from topdp.privacy.basics.gaussian import epsilon_of
+from topdp.runs.config import REDRAWABLE_NOISE
 from topdp.runs.epsilon_text import epsilon_text
 from topdp.runs.metric_labels import evaluated_names
 
@@ -109,7 +114,7 @@ def metric_names(spreads: Sequence[Spread]) -> list[str]:
 def summaries(spreads: Sequence[Spread]) -> list[dict[str, Any]]:
     """Return the points of `topdp sweep --json`."""
     metrics = metric_names(spreads)
-    run_keys = ("run", "seed", "state", "seconds")
+    run_keys = ("run", "seed", "noise_seed", "state", "seconds")
     return [
         {
             "chosen": spread.chosen,
@@ -131,18 +136,20 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
     """Write runs.csv, with a line per run, and sweep.csv, with a line per combination and its spread."""
     metrics, keys = metric_names(spreads), list(spreads[0].chosen)
     answers = list(spreads[0].runs[0]["privacy"]["epsilon"])
+    of_answers = [f"epsilon_{name}" for name in answers]
     run_lines: list[list[Any]] = [
-        ["run", *keys, "seed", "state", *metrics, *(f"epsilon_{name}" for name in answers), "seconds"]
+        ["run", *keys, "seed", "noise_seed", "state", *metrics, *of_answers, "seconds"]
     ]
     spread_lines: list[list[Any]] = [
         [*keys, "n", *(f"{name}_{part}" for name in metrics for part in ("mean", "deviation"))]
     ]
-    spread_lines[0] += [f"epsilon_{name}" for name in answers]
+    spread_lines[0] += of_answers
     for spread in spreads:
         for run in spread.runs:
             values = [run["metrics"][name]["mean"] if run["metrics"] else None for name in metrics]
             epsilons = [run["privacy"]["epsilon"][name] for name in answers]
-            line = [Path(run["run"]).name, *spread.chosen.values(), run["seed"], run["state"], *values]
+            seeds = [run["seed"], run["noise_seed"]]
+            line = [Path(run["run"]).name, *spread.chosen.values(), *seeds, run["state"], *values]
             run_lines.append([*line, *epsilons, run["seconds"]])
         of_metrics = [spread.of(name) for name in metrics]
         numbers = [number for part in of_metrics for number in (part["mean"], part["deviation"])]
@@ -164,20 +171,29 @@ def cost_together(spreads: Sequence[Spread]) -> str:
     guarantees = {run["guarantee"] for run in runs}
     named = guarantees.pop() if len(guarantees) == 1 else None
     kind = proved_kind(None if named is None else answer_kind(named))
+    redrawable = any(run["noise_seed"] is not None for spread in spreads for run in spread.runs)
+    if len(runs) == 1 and redrawable:
+        return REDRAWABLE_NOISE
     if len(runs) == 1:
         return "ε is that of this run alone."
-    delta = min(run["delta"] for run in runs)
+    delta = min(float(np.min(run["delta"])) for run in runs)  # every agent's δ is at least this
     mu = [run["mu"][kind.key] for run in runs]
-    if len({run["adjacency"] for run in runs}) > 1:
+    if redrawable:
+        together = "ε without bound, because a noise seed is set, so that anyone can draw the noise again"
+    elif len({run["adjacency"] for run in runs}) > 1:
         together = "they have no common ε, because their adjacency differs"
     elif None not in mu:
         total = float(epsilon_of(math.sqrt(sum(value**2 for value in mu)), delta))
-        together = f"ε = {total:.4g} ({kind.label}, δ = {delta:g})"
+        together = f"ε = {rounded_up(total)} ({kind.label}, δ = {delta:g})"
     else:
         epsilons = [run["epsilon"][kind.key] for run in runs]
-        deltas = sum(run["delta"] for run in runs)
+        deltas = sum(float(np.max(run["delta"])) for run in runs)
         bounded = None not in epsilons and deltas < 1
-        together = f"ε = {sum(epsilons):.4g} ({kind.label}, δ = {deltas:g})" if bounded else "ε without bound"
+        together = (
+            f"ε = {rounded_up(sum(epsilons))} ({kind.label}, δ = {deltas:g})"
+            if bounded
+            else "ε without bound"
+        )
     return (
         f"Each ε is that of one run alone. If these records are private, a choice among the {len(runs)} runs "
         f"depends on all of them, even if only the best is published: together {together}. Choose on public "

@@ -190,7 +190,7 @@ def _saving_checkpoints(
         raise InterruptedRun(path, _how_to_continue(folder, config, checkpoints)) from None
     except (DivergedError, WrongReplayError) as error:
         if folder is not None:
-            folder.mark("diverged" if isinstance(error, DivergedError) else "wrong")
+            folder.end("diverged" if isinstance(error, DivergedError) else "wrong")
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from topdp.learning.tasks import MetricChoice, Task
 from topdp.runs import metric_sinks
 from topdp.runs import run as runs
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.config import GIVEN, ConfigError, RunConfig, parse
+from topdp.runs.config import BUDGET_AND_NOISE, GIVEN, RANDOM_SEED, ConfigError, RunConfig, parse
 from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
@@ -44,7 +45,8 @@ def train(
     metrics: MetricChoice = None,
     features: str | Callable[[torch.Tensor], Any] | None = None,
     rounds: int = 150,
-    seed: int = 0,
+    seed: int | None = 0,
+    noise_seed: int | None = None,
     # method
     method: str = "top-dp",
     mode: str = "sync",
@@ -54,14 +56,15 @@ def train(
     noise_on: str = "gradient",
     noise_schedule: Mapping[str, Any] | None = None,
     offline: float = 0.1,
+    rematch: str = "after-new-row",
     secrets: str = "regular",
     secrets_degree: int | str = "auto",
     pair_noise: float | str = "auto",
     gossip: int | str = "auto",
     chebyshev: bool = True,
     # privacy
-    epsilon: float | Sequence[float] = 1.0,
-    delta: float = 1e-5,
+    epsilon: float | Sequence[float] | None = None,
+    delta: float | Sequence[float] = 1e-5,
     clip: float = 4.0,
     clipping: str = "flat",
     guarantee: str = "adaptive",
@@ -125,8 +128,14 @@ def train(
 
     `progress`: a function that receives reports of progress (`topdp.base.progress.Progress`).
 
+    `epsilon` is the budget, 1.0 by default, to which the noise is calibrated; `sigma` is the noise itself.
+
     `callbacks`: functions or objects that the run calls while it runs, and that may stop it
     (`runs/callbacks.py`). `sinks=["tensorboard"]` (or mlflow, wandb) also sends the metrics to that service.
+
+    `seed` is public: start, partners and everything else but the noise follows from it; None: a new one. The
+    noise is new in every run, and nobody knows it, unless a `noise_seed` is given: then anyone can draw it
+    again, and ε holds for a simulation only (`result.redrawable_noise`).
 
     All other arguments are keys of the configuration, with its defaults (docs/configuration.md). `method`,
     `robust` and `attack` are `method.name`, `robust.rule` and `attack.name`. `noise_schedule` and `batch`
@@ -155,6 +164,8 @@ def train(
     own_features = None if features is None or isinstance(features, str) else UserFeatures(features)
     features_key = "none" if features is None else features if own_features is None else "given"
     task = Task.of(loss, metrics)
+    if epsilon is not None and sigma is not None:
+        raise ConfigError(BUDGET_AND_NOISE.format(origin="train()", epsilon="epsilon", sigma="sigma"))
     arguments["features"] = features_key
     arguments["loss"] = task.loss.name if task.loss.name != CUSTOM_LOSS else GIVEN
     if metrics is not None:
@@ -166,24 +177,30 @@ def train(
     called = metric_sinks.callbacks_of(config, callbacks)
     if resume and out is None:
         raise RunFolderError("Expected out with resume=True, got none. Name the folder of the run as out.")
-    begun = runs.unfinished(Path(out)) if resume and out is not None else None
-    if begun is not None:
-        runs.expect_settings(begun, config)
-        config = begun.config
-    if method_of(config).pools:
-        topology, shards = single(), shards.pooled()
-    new = Path(out) if begun is None and out is not None else None
-    with runs.prepared_folder(new):
-        chosen_device = choose_device(device)
-        feature_map = own_features or named_features(config)
-        if feature_map is not None:
-            shards = featured_shards.of_shards(shards, feature_map, chosen_device, progress)
-        parts = Assembly.given(RunOutline.of(config, topology), model, shards, chosen_device, task)
-        job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
-    if new is not None:
+    path = None if out is None else Path(out)
+    with nullcontext() if path is None or not resume else runs.locked(path):
+        begun = runs.unfinished(path) if resume and path is not None else None
+        if begun is not None:
+            if seed is None:
+                config = config.model_copy(update={"seed": begun.config.seed})
+            runs.expect_settings(begun, config)
+            config = begun.config
+        if method_of(config).pools:
+            topology, shards = single(), shards.pooled()
+        new = path if begun is None else None
+        with runs.prepared_folder(new):
+            chosen_device = choose_device(device)
+            feature_map = own_features or named_features(config)
+            if feature_map is not None:
+                shards = featured_shards.of_shards(shards, feature_map, chosen_device, progress)
+            parts = Assembly.given(RunOutline.of(config, topology), model, shards, chosen_device, task)
+            job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
+        if new is None:
+            return runs.execute(job, begun, progress, called)
         begun = runs.new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
-    return runs.execute(job, begun, progress, called)
+        with runs.locked(new):
+            return runs.execute(job, begun, progress, called)
 
 
 def _places() -> dict[str, tuple[str, str]]:
@@ -200,7 +217,8 @@ def _places() -> dict[str, tuple[str, str]]:
 
 def _config_of(topology: Topology, arguments: Mapping[str, Any]) -> RunConfig:
     tree: dict[str, Any] = {
-        "seed": plain(arguments["seed"]),
+        "seed": RANDOM_SEED if arguments["seed"] is None else plain(arguments["seed"]),
+        **({} if arguments["noise_seed"] is None else {"noise_seed": plain(arguments["noise_seed"])}),
         "rounds": plain(arguments["rounds"]),
         "topology": {"agents": topology.agents, "kind": "file", "path": GRAPH_FILE},
         **{section: {} for section in ("method", "privacy", "train", "robust", "attack", "report")},

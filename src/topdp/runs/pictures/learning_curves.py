@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from topdp.runs.config import RunConfig
+from topdp.runs.epsilon_text import delta_text
 from topdp.runs.metric_labels import is_share, mean_over_classes, metric_names
 from topdp.runs.pictures.chart_style import TITLE_LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
@@ -130,7 +131,7 @@ def heading(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
 def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
     """Return descriptions of the noise. Different budgets with one guarantee and δ become one range."""
     texts = {noise_words(config) for config in noisy} or {"no noise"}
-    kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
+    kinds = {(config.privacy.guarantee, delta_text(config.privacy.delta)) for config in noisy}
     if len(texts) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
         return texts
     budgets = np.concatenate([np.atleast_1d(config.privacy.epsilon) for config in noisy])
@@ -143,7 +144,7 @@ def noise_words(config: RunConfig) -> str:
     privacy = config.privacy
     if privacy.sigma is not None:
         return f"σ = {_range(privacy.sigma)}"
-    delta = f"{privacy.delta:g}".replace("e-0", "e-")
+    delta = delta_text(privacy.delta).replace("e-0", "e-")
     return f"ε = {_range(privacy.epsilon)} ({privacy.guarantee}, δ = {delta})"
 
 

@@ -67,7 +67,7 @@ FORM_FIELDS = (
     Field("topology.degree", "Neighbours of an agent", only=("topology.kind", ("regular", "small-world"))),
     Field("rounds", "Rounds", f"1 to {PAGE.rounds}"),
     Field("privacy.epsilon", "ε, the budget", "one, or a list: [1, 2, ...]"),
-    Field("privacy.delta", "δ"),
+    Field("privacy.delta", "δ", "one, or a list: [1e-5, 1e-6, ...]"),
     Field("privacy.guarantee", "Guarantee", choices=GUARANTEES),
     Field("privacy.colluders", "Colluders", "agents that pool what they see"),
     Field("privacy.clip", "Clip"),

@@ -256,7 +256,8 @@ def _sufficient_sigma(question: PlannerQuestion, observer: Observe | None = None
     if epsilon is None:
         return None
     guarantee = WORST_CASE.name if observer is None else privacy.guarantee
-    if observer is not None and (np.ptp(epsilon) > 0 or len(set(analysis.exposure().batches)) > 1):
+    differ = np.ptp(epsilon) > 0 or np.ptp(question.run.delta) > 0
+    if observer is not None and (differ or len(set(analysis.exposure().batches)) > 1):
         return None
     query = query_of(
         question.run.config, observe=observe if observer is None else partial(_quick_bound, observer)
@@ -284,8 +285,7 @@ def _noise(question: PlannerQuestion, plan: Plan) -> dict[str, Any]:
         return _no_noise(f"The noise of {size} takes too long to compute here.")
     try:
         residual = residual_noise(plan)
-        smallest = float(np.min(np.asarray(question.run.config.privacy.epsilon)))
-        pooled = pooled_noise(question.run.config, question.run.counts, smallest)
+        pooled = pooled_noise(question.run.config, question.run.counts)
     except InputError as error:
         return _no_noise(str(error))
     return {"average": float(residual.average[-1]) / pooled, "between": float(residual.between[-1]) / pooled}
