@@ -32,6 +32,7 @@ from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire.transport import Handler, MessageKind, Transport, Unreachable
 from topdp.learning.gradients import ClippedGradients
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs import config as configurations
 from topdp.runs.run_outline import batches_of
 from topdp.simulator.engine import Engine
@@ -228,6 +229,7 @@ class Federation:
             self.shards,
             batches_of(config, self.shards.counts),
             seed=config.seed,
+            key=NoiseKey.of_seed(config.seed),
         )
         state = engine.start(engine.gradients.flat.flatten())
         for _ in range(self.setup.plan.releases):
@@ -272,7 +274,7 @@ def federation(
         f"rounds={rounds}",
         "privacy.clip=1.0",
         *([f"privacy.guarantee={guarantee}"] if guarantee else []),
-        "privacy.epsilon=50.0",
+        *([] if any(change.startswith("privacy.sigma=") for change in changes) else ["privacy.epsilon=50.0"]),
         'model.name="history:model_of_blobs"',
         "method.offline=0.2",
     ]

@@ -117,8 +117,10 @@ def reference(name):
             return faults, None, None
         estimates = run.federation.estimates()
         if not job.job.budgets:  # the simulator knows only the budgets of the manifest
+            # Adam divides by roots that may be small, which enlarges the rounding of the simulator's float32.
+            atol = 1e-4 if name == "adam" else 1e-6
             torch.testing.assert_close(
-                estimates, run.federation.simulated(), rtol=1e-5, atol=1e-6, check_dtype=False
+                estimates, run.federation.simulated(), rtol=10 * atol, atol=atol, check_dtype=False
             )
         loop.run_until_complete(end_all(run.processes))
         loop.close()

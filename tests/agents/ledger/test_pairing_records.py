@@ -39,13 +39,13 @@ def exchanges(made, numbers=None):
     return found
 
 
-def run_live_pairing(tmp_path, method="plain", changes=(), guarantee="worst-case", **how):
+def run_live_pairing(tmp_path, method="plain", changes=(), guarantee="worst-case", agents=6, **how):
     made = federation(
         tmp_path,
         "method.mode=async",
         f"method.name={method}",
         *changes,
-        graph=topology.complete(6),
+        graph=topology.complete(agents),
         rounds=10,
         guarantee=guarantee,
     )
@@ -63,6 +63,22 @@ def test_agents_with_live_pairing_train_and_agree_on_their_exchanges(tmp_path):
     assert len(committed) >= 12 and len(committed) % 2 == 0
     assert sum(row[3] is not None for row in committed) >= 0.7 * len(committed)
     assert torch.isfinite(made.estimates()).all()
+
+
+@pytest.mark.parametrize("agents", [2, 6])
+def test_no_agent_sends_a_row_to_the_agent_whose_noise_it_reuses(tmp_path, agents):
+    made, run = run_live_pairing(tmp_path, method="top", agents=agents)
+    assert faults(run) == []
+    sent = 0
+    for number in range(agents):
+        ledger = Ledger(made.state(number), writable=False)
+        query = "SELECT partner, own_round, applied FROM pairs WHERE status = 'committed'"
+        pairs = ledger.database.rows(query)
+        ledger.close()
+        mixed_in = {applied: partner for partner, _, applied in pairs}
+        assert not [round for partner, round, _ in pairs if mixed_in.get(round) == partner]
+        sent += len(pairs)
+    assert sent >= 2 * agents
 
 
 @pytest.mark.slow
@@ -178,7 +194,7 @@ def test_queries_for_open_exchanges_scan_no_table(tmp_path):
     ledger = Ledger(tmp_path, "f", "ada")
     pairing, queries = PairingRecords(ledger), []
     ledger.database.connection.set_trace_callback(queries.append)
-    pairing.ready(), pairing.prepared(), pairing.unconfirmed(), pairing.find("x"), pairing.last_partner()
+    pairing.ready(), pairing.prepared(), pairing.unconfirmed(), pairing.find("x"), pairing.mixed_in()
     ledger.database.connection.set_trace_callback(None)
     plans = [ledger.database.rows(f"EXPLAIN QUERY PLAN {query}") for query in queries]
     assert len(plans) == 5 and not any("SCAN" in str(step) for plan in plans for step in plan)

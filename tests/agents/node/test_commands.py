@@ -26,6 +26,11 @@ def small(data, *changes):
     return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
 
 
+def as_seeded(wanted):
+    """The configuration whose simulation has the noise of seeded agents."""
+    return wanted.model_copy(update={"noise_seed": wanted.seed})
+
+
 @pytest.mark.slow
 def test_a_demonstration_that_was_killed_and_resumed_agrees_with_the_simulator(
     data, tmp_path, topdp, killed_at
@@ -34,7 +39,7 @@ def test_a_demonstration_that_was_killed_and_resumed_agrees_with_the_simulator(
     wanted = small(data)
     kills = killed_at(agent0="after_ledger:3", agent1="after_receive:4")
     found = federation_demo.run(wanted, tmp_path / "demo", seeded=True)
-    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    simulated = run.run(as_seeded(wanted), tmp_path / "simulator", "cpu")
     folder = RunFolder.open(tmp_path / "demo")
     np.testing.assert_allclose(folder.estimates, simulated.estimates.numpy(), rtol=1e-5, atol=1e-6)
     assert len(kills) == 2
@@ -53,7 +58,7 @@ def test_a_demonstration_that_was_killed_and_resumed_agrees_with_the_simulator(
 def test_agents_without_ports_use_a_relay_and_agree_with_the_simulator(data, tmp_path):
     wanted = small(data, "topology.agents=2", "topology.kind=complete", "rounds=4")
     found = federation_demo.run(wanted, tmp_path / "demo", seeded=True, relay=True)
-    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    simulated = run.run(as_seeded(wanted), tmp_path / "simulator", "cpu")
     estimates = RunFolder.open(tmp_path / "demo").estimates
     np.testing.assert_allclose(estimates, simulated.estimates.numpy(), rtol=1e-5, atol=1e-6)
     assert [each["code"] for each in found["agents"]] == [0, 0]
@@ -69,7 +74,7 @@ def test_agents_compute_the_same_features_as_the_simulator(tmp_path, topdp, monk
     np.savez(place, train_inputs=x[:150], train_labels=y[:150], test_inputs=x[150:], test_labels=y[150:])
     wanted = small(place, "data.features=scattering", "model.name=linear", "rounds=3")
     federation_demo.run(wanted, tmp_path / "demo", seeded=True)
-    simulated = run.run(wanted, tmp_path / "simulator", "cpu")
+    simulated = run.run(as_seeded(wanted), tmp_path / "simulator", "cpu")
     found = RunFolder.open(tmp_path / "demo")
     assert found.estimates.shape == (3, 3 * 81 * 4)
     np.testing.assert_allclose(found.estimates, simulated.estimates.numpy(), rtol=1e-4, atol=1e-5)

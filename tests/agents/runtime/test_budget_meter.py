@@ -87,6 +87,7 @@ CHARGED = [
     *[(("top",), name) for name in ("adaptive", "adaptive by 2", "view", "worst-case", "claimed")],
     (("muffliato", "method.gossip=1"), "adaptive"),
     *[(SHARED, name) for name in ("adaptive", "adaptive by 2", "worst-case")],
+    (("top", "method.noise_on=estimate", "method.calibration=theorem1"), "claimed"),
 ]
 """Each entry runs with one kind of batch; Poisson samples, which take longest, with each way of charging."""
 SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 2"), (SHARED, "worst-case")]
@@ -143,7 +144,7 @@ def test_the_short_computation_for_long_plans_gives_the_same_charges(tmp_path, m
     monkeypatch.setattr(gram_matrix, "ROUNDS_PER_BLOCK", 8)
     near = build_meter(made.setup, 0).by_plan
     np.testing.assert_allclose(near, whole, rtol=1e-6)
-    assert (near >= whole * (1 - 1e-9)).all()
+    assert (near >= whole * (1 - 1e-7)).all()  # both contain bounds on their own rounding
 
 
 def test_charges_for_poisson_batches_increase_up_to_the_account(tmp_path):

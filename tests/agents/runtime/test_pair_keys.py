@@ -24,7 +24,6 @@ from topdp.agents.runtime.pair_keys import RUN_KEY, RunKey, derive_run, draw_key
 from topdp.agents.wire.transport import Message, MessageKind, ReplyCode
 from topdp.errors import TrustError
 from topdp.simulator import fused_rows
-from topdp.simulator.simulated_noise import SimulatedDraws
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -77,28 +76,19 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     made.context = context
     run = on_virtual_time(live(made))
     assert faults(run) == [] and set(known) == set(range(6, 21)) and len(set(known.values())) == 15
-    seeds, make, noise = SimulatedDraws.seeds, fused_rows.make, []
+    make = fused_rows.make
 
-    def named(self, round, draws):
-        noise[:] = [self]
-        return np.stack([np.full(len(draws), round), draws], axis=1).astype(np.uint64)
-
-    def derived(before, gradient, out, places, source, weight, whose, step, names, std, rounded):
+    def derived(before, gradient, out, places, source, weight, whose, step, keys, names, std, rounded):
         """The simulator's rows, with shared draws made from what both agents know."""
-        shared = np.isin(names[..., 1], list(known)) & (std != 0)
-        own, found = ~shared & (std != 0), names.copy()
-        for at in map(tuple, np.argwhere(own)):
-            round, draw = names[at].tolist()
-            found[at] = seeds(noise[0], round, np.array([draw]))[0]
+        shared = np.isin(names[..., 2], list(known)) & (std != 0)
         mine = np.where(shared, 0, std).astype(std.dtype)
-        make(before, gradient, out, places, source, weight, whose, step, found, mine, rounded)
+        make(before, gradient, out, places, source, weight, whose, step, keys, names, mine, rounded)
         for at in map(tuple, np.argwhere(shared)):
-            round, draw = names[at].tolist()
+            _, round, draw = names[at].tolist()
             key = partial(draw_key, known[draw], round, draw)
             pieces = agent_draws.normals(out.shape[1], key)
             out[places[at[0]]] += std[at] * torch.cat(list(pieces)).numpy()
 
-    monkeypatch.setattr(SimulatedDraws, "seeds", named)
     monkeypatch.setattr(fused_rows, "make", derived)
     close(made)
 

@@ -49,7 +49,8 @@ def rehearsed(folder, *changes, seeded=True, failpoints=None, options=None, **jo
 
 
 def simulated(made, asked):
-    config, plan = made.setup.manifest.config, made.setup.plan
+    config = made.setup.manifest.config.model_copy(update={"noise_seed": 0})  # as the seeded agents
+    plan = made.setup.plan
     model = made.setup.model((1, 4, 4), made.shards.classes)
     task, device = Task.of(config.train.loss, None), torch.device("cpu")
     parts = Assembly.given(

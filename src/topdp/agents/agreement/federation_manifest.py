@@ -13,6 +13,7 @@ from topdp.agents.agreement.hidden_rows import expect_steps_below_noise, max_exa
 from topdp.agents.agreement.identity_card import Card, read_card
 from topdp.agents.agreement.manifest import Manifest, Rules, parse_rules
 from topdp.agents.agreement.run_setup import RunSetup, expect_supported
+from topdp.base.number_text import rounded_up
 from topdp.base.progress import silent
 from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
@@ -97,8 +98,9 @@ def build_manifest(
     elif not rules.tolerates_silence and kind.relies_on_others and not kind.counts_colluders:
         remarks.append(
             f"{guarantee} holds while all agents follow the plan: from the first neighbour that drops out or "
-            f"is refused, an agent charges by worst case (up to epsilon {_largest_worst_case(account):.4g}), "
-            "and may have to stop using its data. privacy.guarantee=adaptive keeps a reserve for that."
+            "is refused, an agent charges by worst case (up to epsilon "
+            f"{rounded_up(_largest_worst_case(account))}), and may have to stop using its data. "
+            "privacy.guarantee=adaptive keeps a reserve for that."
         )
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     setup = RunSetup.of(manifest.new_manifest(cards, pairs, complete, rules))
@@ -143,7 +145,7 @@ def _reserve_remark(departures: int, ratio: float | None, account: Account) -> s
     """
     beyond = (
         "agents that observe more departures charge by worst case from then on (up to epsilon "
-        f"{_largest_worst_case(account):.4g}), and may have to stop using their data."
+        f"{rounded_up(_largest_worst_case(account))}), and may have to stop using their data."
     )
     if not departures:
         return f"There is no reserve for an agent that drops out or is refused: {beyond}"
@@ -238,7 +240,7 @@ def complete_config(
     else:
         epsilon = budgets(config, graph.agents).tolist()
     sigma = (plan.full_scale * (1.0 if is_given else factor) / privacy.clip).tolist()
-    tree = config.model_dump(exclude_none=True)
+    tree = config.model_dump(exclude_none=True, exclude={"noise_seed"})  # real agents have noise of their own
     tree["topology"]["agents"] = graph.agents
     tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
     tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}

@@ -102,7 +102,7 @@ class Amendment(Section):
 
     manifest: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")]  # hash
     round: Annotated[int, Field(ge=0)]  # last round of that run
-    delta: FiniteNumber  # of that run; the δ of the new run is added
+    delta: FiniteNumber | dict[str, FiniteNumber]  # of that run, or by name; that of the new run is added
     granted: dict[str, FiniteNumber]  # ε for that run and all runs that amend it, by name
     spent: dict[str, FiniteNumber]  # ε of that run according to its plan, by name
 
@@ -110,7 +110,15 @@ class Amendment(Section):
     def _expect_same_members(self) -> Amendment:
         if set(self.granted) != set(self.spent):
             raise ValueError("Input should have the same members in granted and spent")
+        if isinstance(self.delta, dict) and set(self.delta) != set(self.spent):
+            raise ValueError("Input should have the same members in delta and spent")
         return self
+
+    def spent_delta(self, name: str) -> float:
+        """Return δ that the previous run cost `name`; 0 if it was no member."""
+        if name not in self.spent:
+            return 0.0
+        return self.delta[name] if isinstance(self.delta, dict) else self.delta
 
 
 class _Document(Section):

@@ -10,14 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from topdp.agents.agreement.manifest import Manifest
 from topdp.plan import Capability, Plan, Planned, unsupported
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import in_the_open
 from topdp.runs.config import ConfigError
+from topdp.runs.epsilon_text import delta_text
 from topdp.runs.named_model import named_model
 from topdp.runs.resolved_run import ResolvedRun, records_of
-from topdp.runs.run_outline import RunOutline, budgets
+from topdp.runs.run_outline import RunOutline, budgets, deltas
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,6 +75,10 @@ class RunSetup:
         """Return ε that the manifest grants to agent number `agent`."""
         return granted_budgets(self.manifest)[self.manifest.names[agent]]
 
+    def delta(self, agent: int) -> float:
+        """Return δ at which agent number `agent` charges."""
+        return float(self.run.delta[agent])
+
     def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         return named_model(self.manifest.config, input_shape, outputs)
 
@@ -79,6 +86,12 @@ class RunSetup:
 def granted_budgets(manifest: Manifest) -> dict[str, float]:
     """Map each member to ε that the manifest grants to it."""
     granted = budgets(manifest.config, len(manifest.names))
+    return dict(zip(manifest.names, granted.tolist(), strict=True))
+
+
+def granted_deltas(manifest: Manifest) -> dict[str, float]:
+    """Map each member to δ at which it charges."""
+    granted = deltas(manifest.config, len(manifest.names))
     return dict(zip(manifest.names, granted.tolist(), strict=True))
 
 
@@ -90,8 +103,9 @@ def supports(plan: Planned) -> str | None:
 def expect_supported(outline: RunOutline, counts: tuple[int, ...]) -> None:
     """Raise ConfigError for what real agents do not support, for attacks, and for a large δ.
 
-    `counts`: number of records of each agent. If δ is at least one over the smallest number, an agent that
-    publishes a whole record can satisfy (ε, δ).
+    `counts`: number of records of each agent. If an agent's δ is at least one over its number, the agent can
+    satisfy (ε, δ) by publishing a whole record. This is refused if it holds for all agents; an account gives
+    a warning if it holds for some.
     """
     config = outline.config
     attack = f"attack.name = {config.attack.name}" if config.attack.name != "none" else None
@@ -100,9 +114,10 @@ def expect_supported(outline: RunOutline, counts: tuple[int, ...]) -> None:
             f"Expected settings that real agents support, got {reason}. Remove this setting, or simulate it "
             "with `topdp run`."
         )
-    delta, fewest = config.privacy.delta, min(counts)
-    if delta * fewest >= 1:
+    if (outline.delta * np.array(counts) >= 1).all():
+        fewest = min(counts)
         raise ConfigError(
             f"privacy.delta: expected less than 1/{fewest}, one over the fewest records of an agent, got "
-            f"{delta:g}: such a delta permits publishing a whole record. Use 1e-5, or less."
+            f"{delta_text(config.privacy.delta)}: such a delta permits publishing a whole record. Use 1e-5 "
+            "or less."
         )

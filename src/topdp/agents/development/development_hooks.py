@@ -35,6 +35,7 @@ from topdp.data.batch_selection import select
 from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.batches import Batches
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator.simulated_noise import SimulatedDraws
 
 logger = logging.getLogger("topdp.agents")
@@ -88,15 +89,15 @@ class SeededDraws(AgentDraws):
 
     def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
         """`dtype`: the type of the model, in which the simulator draws."""
-        self.seed, self.dtype = seed, dtype
-        self._noise = SimulatedDraws(seed, plan.draws, plan.releases)
+        self.seed, self.dtype, self._key = seed, dtype, NoiseKey.of_seed(seed)
+        self._noise = SimulatedDraws(self._key, plan.draws, plan.releases)
 
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
         z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw)
         row.add_(z.to(row.dtype), alpha=std)
 
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
-        selection = select(batches, self.seed, round)
+        selection = select(batches, self.seed, round, key=self._key)
         assert selection.indices is not None and selection.weights is not None
         return selection.indices[agent][selection.weights[agent] > 0]
 
@@ -124,6 +125,7 @@ class DevelopmentHooks(AgentHooks):
         self._rehearsal = rehearsal
         self._failpoints = failpoints or Failpoints()
         self._gradient: Floats | None = None
+        self._added: Floats | None = None
 
     def draws(self, part: PlanPart, seed: int, dtype: torch.dtype) -> AgentDraws:
         return SeededDraws(seed, part.plan, dtype) if self.seeded else super().draws(part, seed, dtype)
@@ -154,6 +156,7 @@ class DevelopmentHooks(AgentHooks):
         self._gradient = self._at_canaries(mean)
         if is_owner:
             canaries.add(mean, self._clip / self._batches.divisor, planted.signs[round], used[used >= 0])
+            self._added = self._at_canaries(mean) - self._gradient
         return mean
 
     def rows_made(
@@ -167,8 +170,9 @@ class DevelopmentHooks(AgentHooks):
             {row: self._at_canaries(value) for row, value in received.items()},
             self._gradient,
             {draw: self._at_canaries(value) for draw, value in self._shared(round, rows, draws).items()},
+            self._added,
         )
-        self._gradient = None
+        self._gradient = self._added = None
 
     def reached(self, point: str) -> None:
         self._failpoints.reached(point)

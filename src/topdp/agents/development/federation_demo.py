@@ -65,6 +65,7 @@ def run(
     largest privacy loss, and record all rows for an audit. `relay`: no agent opens a port.
     """
     start = time.perf_counter()
+    config = config.model_copy(update={"noise_seed": config.seed if seeded else None})
     rules = Rules(idle_timeout=60.0, relay=_free_addresses(1)[0] if relay else "")
     parts, manifest, account = prepare(config, out / "agents", rules)
     folder, names, shards = out / "agents", manifest.names, parts.shards

@@ -73,10 +73,13 @@ class PairingRecords:
         """Return the committed exchanges that this agent proposed and the acceptor has not confirmed."""
         return self.pairs("status = 'committed' AND told = 0 AND role = 'proposer'")
 
-    def last_partner(self) -> str | None:
-        """Return the partner of the exchange that was used last, or None."""
-        used = "SELECT partner FROM pairs WHERE status = 'committed' AND applied IS NOT NULL"
-        row = self.ledger.database.one(f"{used} ORDER BY applied DESC LIMIT 1")
+    def mixed_in(self) -> str | None:
+        """Return the agent whose row is in this agent's present row, or None.
+
+        It must not receive the present row, because it made the noise which this row reuses.
+        """
+        used = "SELECT partner FROM pairs WHERE status = 'committed' AND applied = ?"
+        row = self.ledger.database.one(used, self.ledger.round)
         return str(row[0]) if row else None
 
     def open_with(self) -> set[str]:
@@ -145,6 +148,8 @@ class PairingRecords:
         if self.closed or self.busy or self.ledger.round < 0 or partner in self.open_with():
             return False
         if self.ledger.quarantined(partner) is not None or self.find(id) is not None:
+            return False
+        if partner == self.mixed_in():
             return False
         if self.ledger.finished(partner):
             return False  # after a restart, this agent does not ask a finished partner for its state

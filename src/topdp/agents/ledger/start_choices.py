@@ -20,7 +20,7 @@ from topdp.errors import DataError
 LEDGER_ID_KEY = "books"
 SEEDED_KEY, REHEARSAL_KEY = "seeded", "rehearsal"
 BUDGET_KEY = "budget"
-DELTA_KEY = "delta"  # of the manifest; all charges refer to it
+DELTA_KEY = "delta"  # of the agent, by the manifest; all charges refer to it
 TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 
 

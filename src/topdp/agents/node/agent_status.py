@@ -25,6 +25,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
 from topdp.agents.node.quarantine import quarantined_peers
 from topdp.base.files import write_atomically
+from topdp.base.number_text import rounded_up
 from topdp.errors import InputError
 from topdp.privacy.answers import WORST_CASE
 
@@ -140,7 +141,7 @@ def _machine_id() -> str:
 
 
 def epsilon_in_words(epsilon: float | None) -> str:
-    return "infinite" if epsilon is None else f"{epsilon:.4g}"
+    return "infinite" if epsilon is None else rounded_up(epsilon)
 
 
 def age_in_words(since: float, now: float | None = None) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from topdp.agents.agreement import federation_manifest
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Amendment, Manifest, as_amendment
-from topdp.agents.agreement.run_setup import RunSetup, granted_budgets
+from topdp.agents.agreement.run_setup import RunSetup, granted_budgets, granted_deltas
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.errors import BudgetError, InputError
 from topdp.privacy.accounting import Account
@@ -41,7 +41,7 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     """Make an amendment. Return (manifest, account of the new run, remarks for the user)."""
     setup = RunSetup.of(before)
     _expect_valid_change(setup, change)
-    spent, granted = spent_by(setup, change.round), granted_budgets(before)
+    spent, granted, delta = spent_by(setup, change.round), granted_budgets(before), granted_deltas(before)
     staying = [card for card in before.cards if card.name not in change.remove]
     cards = [*staying, *change.add]
     names = [card.name for card in cards]
@@ -55,8 +55,11 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     records |= dict(zip((card.name for card in change.add), change.records, strict=True))
     tree = before.config.model_dump(exclude_none=True)
     tree["privacy"].pop("sigma", None)
-    # A new member is granted at most what the others were granted at the beginning.
+    # A new member is granted at most what the others were granted at the beginning, and the smallest δ.
     tree["privacy"]["epsilon"] = [remaining.get(name, min(granted.values())) for name in names]
+    own_deltas = isinstance(before.config.privacy.delta, list)
+    if own_deltas:
+        tree["privacy"]["delta"] = [delta.get(name, min(delta.values())) for name in names]
     tree["topology"]["agents"] = len(names)
     releases_per_round = setup.plan.releases_per_round
     tree["rounds"] = change.rounds or max(1, before.config.rounds - change.round // releases_per_round)
@@ -72,7 +75,7 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     amendment = Amendment(
         manifest=before.hash,
         round=change.round,
-        delta=before.config.privacy.delta,
+        delta=delta if own_deltas else delta[before.names[0]],
         granted=granted,
         spent=spent,
     )

@@ -52,7 +52,7 @@ class SiteReservation:
             folder=str(ledger.folder.resolve()),
             guarantee=ledger.charged_by,
             adjacency=privacy.adjacency,
-            delta=float(privacy.delta),
+            delta=agent.context.setup.delta(agent.context.part.agent),
             epsilon=max(agent.context.epsilon, spent),
             spent=spent,
         )

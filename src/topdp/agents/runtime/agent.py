@@ -115,7 +115,7 @@ class Agent:
             granted=context.setup.budget(part.agent),
         )
         if start_choices.DELTA_KEY not in self.ledger.meta:  # for programs that read the ledger alone
-            self.ledger.database.remember(start_choices.DELTA_KEY, repr(manifest.config.privacy.delta))
+            self.ledger.database.remember(start_choices.DELTA_KEY, repr(context.setup.delta(part.agent)))
         if self.live_pairing:  # the agent charges by worst case, and each agent counts its own rounds
             context = replace(context, limits=uniform_norm_limits(part.plan, manifest.rules.largest_norm))
         self.context = context = replace(context, epsilon=epsilon)
@@ -245,7 +245,7 @@ class Agent:
         return {
             "epsilon": ledger.spent,
             WORST_CASE.key: ledger.worst_case,
-            "delta": privacy.delta,
+            "delta": self.context.setup.delta(self.context.part.agent),
             "charged_by": ledger.charged_by,
             **colluders,
             "adjacency": privacy.adjacency,

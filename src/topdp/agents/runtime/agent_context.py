@@ -222,5 +222,5 @@ def _expect_small_rounding(
         together=not hidden,
     )
     if hidden and meter.by_plan is not None:
-        share += mixing_share(setup.plan, largest, mu_of(float(meter.by_plan[-1]), privacy.delta))
+        share += mixing_share(setup.plan, largest, mu_of(float(meter.by_plan[-1]), meter.spending.delta))
     expect_small_rounding(share, largest)

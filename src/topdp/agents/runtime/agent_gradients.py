@@ -29,11 +29,14 @@ from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.errors import InputError
 from topdp.learning.gradients import clipped_gradients
 from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
+from topdp.learning.gradients.path_check import expect_no_dropout_in_samples
 from topdp.learning.gradients.per_example_path import first_line
+from topdp.learning.gradients.record_streams import seeded_streams
 from topdp.learning.gradients.safe_norms import minimum_rounding_unit
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
+from topdp.plan.random_streams import stream
 
 logger = logging.getLogger("topdp.agents")
 
@@ -144,6 +147,7 @@ class AgentGradients:
 
     def __post_init__(self, records: tuple[Tensor, Tensor]) -> None:
         self.inputs, self.targets = records
+        expect_no_dropout_in_samples(self.exact.flat.module, self.batches)
         if self.inputs.is_floating_point():
             self.inputs = self.inputs.to(self.exact.dtype)
         self._weights: Tensor | None = None
@@ -162,7 +166,10 @@ class AgentGradients:
             weights = None if weights is None else weights[chosen]
         if not len(inputs):
             return torch.zeros_like(estimate, dtype=torch.float64)  # a Poisson sample may be empty
-        total, ignored = self.exact.sum(estimate, inputs, targets, weights)
+        # Random layers draw from streams of the round, the agent and the record's position. They need not be
+        # secret, but must not follow from the content of records (`record_streams`).
+        with seeded_streams(int(stream(self.seed, "layers", round, self.agent).integers(2**62))):
+            total, ignored = self.exact.sum(estimate, inputs, targets, weights)
         if ignored:  # the log stays on the machine of the data; nothing sent depends on it
             words = "%d records counted as zero in round %d: the model gives no finite gradient for them."
             facts = {"agent": self.agent, "event": "ignored", "round": round}

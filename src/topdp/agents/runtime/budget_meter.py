@@ -135,7 +135,7 @@ def build_meter(setup: RunSetup, agent: int) -> BudgetMeter:
     plan, analysis, privacy = setup.plan, setup.run.analysis, setup.manifest.config.privacy
     follows_plan = not setup.manifest.rules.tolerates_silence
     query = Query(colluders=setup.coalition, allow_slow=privacy.allow_slow)
-    spent = spending(plan, analysis, agent, privacy.delta, query)
+    spent = spending(plan, analysis, agent, setup.delta(agent), query)
     kind = guarantee_kind(privacy.guarantee)
     if kind.composes_releases(plan):
         reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES

@@ -1,10 +1,11 @@
 """The agent loop without planned partners: the agent finds a partner for each exchange while it runs.
 
-In every round the agent proposes an exchange to its neighbours in random order, to the last partner last,
-until one accepts; the two agents exchange estimates (Algorithm 2). An agent that finds no partner makes its
-round alone, with full-scale noise. If the outcome of an exchange is unknown, the agent requests it, and
-meanwhile continues and exchanges with other agents. Each agent counts its own rounds. No agent waits for
-another, except at the beginning, until it reaches all neighbours.
+In every round the agent proposes an exchange to its neighbours in random order, until one accepts; the two
+agents exchange estimates (Algorithm 2). It neither proposes to nor accepts the agent whose row is in its own
+present row. An agent that finds no partner makes its round alone, with full-scale noise. If the outcome of an
+exchange is unknown, the agent requests it, and meanwhile continues and exchanges with other agents. Each
+agent counts its own rounds. No agent waits for another, except at the beginning, until it reaches all
+neighbours.
 
 **Guarantees.** Those of `AgentLoop`. The exchanges are not known in advance, so the agent charges by worst
 case, which counts only an agent's own draws. Rows without data are made of noise and of rows that count as
@@ -128,6 +129,8 @@ class LivePairingLoop(AgentLoop):
 
     async def _find_partner(self) -> None:
         """Listen or propose first, at random: if all agents proposed at once, all would be busy."""
+        if set(self.peers.neighbours) <= {self.pairing.mixed_in()}:
+            return  # no neighbour may receive the present row
         if self._random.random() < 0.5:
             await self._listen()
         if not self.pairing.busy:
@@ -156,10 +159,8 @@ class LivePairingLoop(AgentLoop):
 
     async def _propose_to_neighbours(self) -> None:
         """Propose an exchange to the reachable neighbours, one after the other, until one accepts."""
-        last, open_with = self.pairing.last_partner(), self.pairing.open_with()
-        free = [peer for peer in self.peers.neighbours if peer not in open_with]
-        if free != [last]:  # exchanges with the last partner again only if no other neighbour is free
-            free = [peer for peer in free if peer != last]
+        excluded = {self.pairing.mixed_in(), *self.pairing.open_with()}
+        free = [peer for peer in self.peers.neighbours if peer not in excluded]
         for peer in self._random.sample(free, len(free)):
             if self.pairing.busy or self.stopping.is_set():
                 return
