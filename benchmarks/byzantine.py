@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from topdp.plan.noise_key import NoiseKey
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.pictures.chart_style import BLUE, GREEN, GREY, RED, house_style, percent_axis, save
@@ -146,7 +147,7 @@ def execute(assembly: Assembly, plan: Any, attack: str, share: float, job: Job) 
     config = assembly.run.config
     config = config.model_copy(update={"attack": config.attack.model_copy(update=changes)})
     attacked = replace(assembly, run=replace(assembly.run, config=config))
-    engine = attacked.engine(plan)
+    engine = attacked.engine(plan, NoiseKey.of_seed(config.seed))
     state = engine.start(assembly.start)
     while state.releases < plan.releases:
         state = engine.advance(state)

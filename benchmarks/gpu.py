@@ -41,6 +41,7 @@ from topdp.data.shards import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import mlp
 from topdp.plan import Cycle, Full, Plan, prune, schedules
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator.engine import Engine
 from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
@@ -160,7 +161,15 @@ def plan_of(graph: topology.Topology, rounds: int, seed: int = 0) -> Plan:
 
 def engine_of(graph: topology.Topology, rounds: int, shards: Shards, batch: int | None) -> Engine:
     batches = [Full(count) if batch is None else Cycle(count, batch) for count in shards.counts]
-    return Engine(plan_of(graph, rounds), fresh_gradients(), shards, batches, seed=0, device=DEVICE)
+    return Engine(
+        plan_of(graph, rounds),
+        fresh_gradients(),
+        shards,
+        batches,
+        seed=0,
+        key=NoiseKey.of_seed(0),
+        device=DEVICE,
+    )
 
 
 def fresh_gradients() -> ClippedGradients:
@@ -316,7 +325,7 @@ def stacked(quick: bool, results: Results, violations: list[str]) -> None:
     run_batches = tuple(Cycle(count, 20) for count in shards.counts)
 
     def make() -> Engine:
-        batches = StackedBatches(tuple((run_batches, seed) for seed in range(runs)))
+        batches = StackedBatches(tuple((run_batches, seed, NoiseKey.of_seed(seed)) for seed in range(runs)))
         return Engine(
             stacked_plan,
             fresh_gradients(),
@@ -324,7 +333,7 @@ def stacked(quick: bool, results: Results, violations: list[str]) -> None:
             batches.batches,
             seed=0,
             device=DEVICE,
-            draws=StackedNoise(plans, list(range(runs))),
+            draws=StackedNoise(plans, list(map(NoiseKey.of_seed, range(runs)))),
             select=batches.select,
         )
 
@@ -377,7 +386,7 @@ def mixing(quick: bool, results: Results, violations: list[str]) -> None:
     agents = 200 if quick else 2000
     graph, d, padded_d = topology.regular(agents, 4, 0), 79_510, 79_520
     plan = prune(plan_of(graph, 6))
-    draws = SimulatedDraws(0, plan.draws, plan.releases)
+    draws = SimulatedDraws(NoiseKey.of_seed(0), plan.draws, plan.releases)
     mixer = row_mixing_cuda.CudaMixer(plan, draws, torch.device(DEVICE))
     rows = [int(plan.exists[r].sum()) for r in range(plan.releases)]
     before = torch.randn(max(rows), padded_d, device=DEVICE)[:, :d]

@@ -11,7 +11,7 @@ from pydantic import create_model
 from topdp.errors import InputError
 from topdp.experiments import lenses, noise_store
 from topdp.experiments.figure_runner import FigureRuns
-from topdp.experiments.figures.figures_one_to_eight import FIGURES
+from topdp.experiments.figures.figures_three_to_twelve import FIGURES
 from topdp.experiments.frontier_report import read_rows
 from topdp.experiments.lenses import figure_run
 from topdp.experiments.noise_store import NoiseStore
@@ -127,11 +127,11 @@ def test_the_stored_noise_of_the_honest_figures_is_found_and_not_recomputed(monk
         if rows[0].guarantee != lenses.LENS_GUARANTEES["honest"]:
             continue  # made earlier, for another guarantee and so with other noise
         noise.calibrate(as_run(row.command, seed) for row in rows for seed in lenses.FULL_SCALE.seeds)
-    # the σ in results/figure1-honest.csv and figure8-honest.csv
+    # the σ in results/fig3-honest.csv and fig12-honest.csv
     found = noise.sigma(figure_run(lenses.FULL_SCALE, "honest", "top-dp", 0, mode="async", alpha=0.125))
-    assert f"{found:.6g}" == sigma_in("figure1-honest.csv", "async, α = 0.125", "top-dp")
+    assert f"{found:.6g}" == sigma_in("fig3-honest.csv", "async, α = 0.125", "top-dp")
     found = noise.sigma(figure_run(lenses.FULL_SCALE, "honest", "plain", 0, data="cifar10"))
-    assert f"{found:.6g}" == sigma_in("figure8-honest.csv", "sync", "every baseline")
+    assert f"{found:.6g}" == sigma_in("fig12-honest.csv", "sync", "every baseline")
 
 
 def as_run(command, seed):

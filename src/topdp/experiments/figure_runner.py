@@ -25,6 +25,7 @@ from topdp.experiments.parallel_plans import shared_plans
 from topdp.experiments.run_store import Curve, run_name
 from topdp.runs import run_stacks
 from topdp.runs.config import RunConfig
+from topdp.runs.kept_keys import key_of
 from topdp.runs.run_outline import RunOutline
 from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, Stack
 
@@ -117,7 +118,7 @@ class FigureRuns:
         first = runs[0].config
         assemblies = self._dealer.assemblies(runs)
         plans = shared_plans([parts.run for parts in assemblies], sigmas)
-        stack = Stack.of(assemblies, plans, self.test_records(first))
+        stack = Stack.of(assemblies, plans, [key_of(run.config) for run in runs], self.test_records(first))
         curves: list[Curve] = [[] for _ in runs]
         started = reported = time.perf_counter()
         for t, state, due in stack.rounds():

@@ -51,7 +51,9 @@ def contenders(agents: int) -> dict[str, Contender]:
     # one of its plans takes minutes.
     entrants = [
         Contender("no-noise", fixed={"alpha": 0.5}, knobs=frozenset({"rounds"})),
-        Contender("plain", fixed={"mode": "async", "alpha": 0.5}, knobs=schedule_knobs),
+        Contender(
+            "plain", fixed={"mode": "async", "alpha": 0.5, "rematch": "next-round"}, knobs=schedule_knobs
+        ),
         Contender("top", fixed={"alpha": 0.5}),
         Contender("dsgd", knobs=schedule_knobs),
         Contender("muffliato", knobs=all_knobs),
@@ -195,6 +197,7 @@ class ModelFrontier:
         budget = {"epsilon": case.epsilon} if math.isfinite(case.epsilon) else {}
         tree: dict[str, Any] = {
             "seed": seed,
+            "noise_seed": seed,
             "rounds": candidate.rounds,
             "topology": {"agents": scale.agents, "connection": scale.connection or 0.2},
             "method": {"name": contender.method, **contender.fixed, **tuned},

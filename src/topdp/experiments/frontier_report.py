@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from topdp.errors import InputError
 from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
-from topdp.experiments.lenses import LENS_GUARANTEES, Scale
+from topdp.experiments.lenses import HONEST, LENS_GUARANTEES, Scale
 from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows
 from topdp.experiments.tuning import BestSetting
 from topdp.privacy.answers import GUARANTEES, answer_kind
@@ -82,7 +82,7 @@ class FrontierRow:
             method=method.name,
             colluders=config.privacy.colluders,
             epsilon=setting.case.epsilon,
-            guarantee=LENS_GUARANTEES["honest"],
+            guarantee=LENS_GUARANTEES[HONEST],
             accuracy=round(sum(accuracies) / len(accuracies), 5),
             spread=round(max(accuracies) - min(accuracies), 5),
             by_seed=" ".join(f"{value:.5f}" for value in accuracies),
@@ -117,8 +117,8 @@ class FrontierRow:
 
 
 def command(config: RunConfig) -> str:
-    """Return the command that repeats the run with the default seed."""
-    different = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
+    """Return the command that repeats the run with the default seed and new, secret noise."""
+    different = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed", "noise_seed"})
     changes = (f"--set {key}={value}" for key, value in dotted(different).items())
     return " ".join(["topdp run", *changes])
 

@@ -7,30 +7,38 @@
 - `honest`: batches are full, and every method is calibrated to the same true ε. It is the `adaptive` ε: what
   each other agent learns, whatever the gradients do.
 
-Each figure lists the runs that it needs; `figure_runner` executes them.
+Under every lens the noise stands inside the step, on the gradient; the paper prints it on the estimate.
+
+Each figure lists the runs that it needs; `figure_runner` executes them. `lens_run` is one such run, from a
+preset and a lens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from topdp.data.catalogue import CATALOGUE
 from topdp.plan import Full
+from topdp.plan.batches import Adjacency
 from topdp.privacy.answers import ADAPTIVE, CLAIMED
 from topdp.privacy.published.calibrations import CALIBRATIONS
-from topdp.runs.config import RunConfig, parse
+from topdp.runs import config as configs
+from topdp.runs.config import ConfigError, RunConfig, did_you_mean, parse
 from topdp.runs.methods import METHODS
+from topdp.runs.named_records import record_counts
+from topdp.runs.run_outline import RunOutline, budgets, deltas, method_of, named_graph
 
 MODES = ("sync", "async")
 LENSES = {
-    "printed": "as printed: each method's own noise, Theorem 1's for the proposed one",
+    "printed": "each method's own published noise, Theorem 1's for the proposed one",
     "same": "the same full-scale noise for every method",
     "honest": "equal true privacy: every method calibrated to the same adaptive ε, full batches",
 }
-LENS_GUARANTEES = {"printed": CLAIMED.name, "same": CLAIMED.name, "honest": ADAPTIVE.name}
+HONEST = "honest"
+LENS_GUARANTEES = {"printed": CLAIMED.name, "same": CLAIMED.name, HONEST: ADAPTIVE.name}
 """The answer to which the ε of each lens belongs. For `same`, ε follows from σ by the paper's sensitivity."""
 
 PAPER_EPOCHS = 60
@@ -88,6 +96,108 @@ QUICK_SCALE = Scale(
 )  # fmt: skip
 
 
+PAPER_PRESET = "paper-"
+"""The presets of the paper's setting begin with this. The rest of the name is the data set and the mode."""
+
+
+def lens_run(preset: str, lens: str, changes: Sequence[str] = ()) -> RunConfig:
+    """Return the run of a figure that a preset and a lens name, with `key=value` changes.
+
+    The noise of the lens is chosen last, for the method, budget, agents and rounds after the changes.
+    """
+    if lens not in LENSES:
+        raise ConfigError(f"--lens: expected a lens, got {lens!r}.{did_you_mean(lens, list(LENSES))}")
+    paper_presets = [name for name in configs.presets() if name.startswith(PAPER_PRESET)]
+    if preset not in paper_presets:
+        raise ConfigError(
+            f"--lens: expected a preset of the paper's setting, got {preset!r}. Use --preset with one of "
+            f"{', '.join(paper_presets)}."
+        )
+    data = configs.read(preset=preset).data.name
+    settings = lens_settings(FULL_SCALE.of(data), lens) | {
+        # A budget is of this answer. Without a lens the presets are calibrated to `view`.
+        "privacy": {"guarantee": LENS_GUARANTEES[lens], "allow_slow": lens == HONEST}
+    }
+    of_lens = [f"{key}={json.dumps(value)}" for key, value in configs.dotted(settings).items()]
+    config = configs.read(preset=preset, changes=[*of_lens, *changes])
+    if not any(change.partition("=")[0].strip() == "noise_seed" for change in changes):
+        config = config.model_copy(update={"noise_seed": config.seed})  # as in the figures
+    return with_lens_noise(config, lens)
+
+
+def lens_settings(scale: Scale, lens: str, decay: tuple[float, float] = (0.9, 10.0)) -> dict[str, Any]:
+    """Return the settings, besides noise, in which the runs of a lens differ from those of the others.
+
+    `decay`: the factor γ by which the noise decays, and the period in epochs of the paper's run.
+    """
+    honest = lens == HONEST
+    rounds = scale.honest_rounds if honest else scale.rounds
+    evaluations = scale.evaluations or (20 if honest else scale.epochs)
+    # The noise decays after the same share of a run as in the paper, however long the run is.
+    period = max(1, round(decay[1] * rounds / PAPER_EPOCHS))
+    return {
+        "rounds": rounds,
+        "method": {
+            "noise_schedule": {"factor": decay[0], "period": period},
+            # The stored figures were made with this reading of Algorithm 2 (docs/paper.md).
+            "rematch": "next-round",
+        },
+        "data": {"batch": "full" if honest else {"cycle": scale.batch}},
+        "train": {
+            "learning_rate": 0.5 if honest else 0.05,
+            "fading": "linear" if honest else "sqrt-epoch",
+            "rounds_per_epoch": scale.rounds_per_epoch,
+            "evaluate_every": max(1, rounds // evaluations),
+        },
+    }
+
+
+def with_lens_noise(config: RunConfig, lens: str) -> RunConfig:
+    """Return `config` with the σ of the lens, unless it states σ or has no noise.
+
+    Under the lens `honest`, σ stays open: it is calibrated before the run.
+    """
+    method = method_of(config)
+    if lens == HONEST or config.privacy.sigma is not None or not method.noisy:
+        return config
+    if "async" not in method.modes or config.data.partition != "iid":
+        raise ConfigError(
+            f"--lens {lens}: expected a method of the paper and equal shards (data.partition = iid), got "
+            f"{method.name!r} and {config.data.partition!r}. Change them, or use --lens {HONEST}."
+        )
+    # As in the paper, σ ignores the decay of the noise, and the sensitivity is C/|D_i| for any batch.
+    rule = "tight" if lens == "same" else method.calibration or config.method.calibration or "theorem1"
+    privacy = config.privacy
+    agents = named_graph(config).agents if config.topology.kind == "file" else config.topology.agents
+    records = _equal_share(config.data.model_dump_json(exclude_none=True), agents)
+    own_budgets = isinstance(privacy.epsilon, list) or isinstance(privacy.delta, list)
+    sigmas = [
+        _published_sigma(rule, epsilon, delta, config.rounds + 1, records, privacy.adjacency)
+        for epsilon, delta in zip(
+            budgets(config, agents).tolist(), deltas(config, agents).tolist(), strict=True
+        )
+    ]
+    sigma = sigmas if own_budgets else sigmas[0]
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"sigma": sigma})})
+
+
+@cache
+def _equal_share(data: str, agents: int) -> int:
+    """Return the number of records of each agent. `data`: the section of a configuration, as JSON.
+
+    Cached, because files of records are read to count them.
+    """
+    tree = {"topology": {"kind": "ring", "agents": agents}, "data": json.loads(data)}
+    return min(record_counts(RunOutline.of(parse(tree))))
+
+
+@cache
+def _published_sigma(
+    rule: str, epsilon: float, delta: float, releases: int, records: int, adjacency: Adjacency
+) -> float:
+    return CALIBRATIONS[rule].calibrate(epsilon, delta, releases, Full(records), adjacency).sigma
+
+
 def figure_run(
     scale: Scale,
     lens: str,
@@ -104,59 +214,25 @@ def figure_run(
 ) -> RunConfig:
     """Return the configuration of one run of a figure. Under the lens `honest`, σ is calibrated later.
 
-    `decay`: the factor γ by which the noise decays, and the period in epochs of the paper's run. `topology`:
-    settings that replace the random graph.
+    `agents`: at full scale. `topology`: settings that replace the random graph. `decay`: as in
+    `lens_settings`.
     """
     scale = scale.of(data)
     agents = scale.agents if agents is None else round(agents * scale.agents / 30)
-    graph = {"connection": scale.connection or 0.2, **(topology or {})}
-    honest = lens == "honest"
-    rounds = scale.honest_rounds if honest else scale.rounds
-    evaluations = scale.evaluations or (20 if honest else scale.epochs)
-    # The noise decays after the same share of a run as in the paper, however long the run is.
-    period = max(1, round(decay[1] * rounds / PAPER_EPOCHS))
+    settings = lens_settings(scale, lens, decay)
     if not METHODS[method].noisy:
         epsilon = 1.0  # so that all budgets share one run
-    tree: dict[str, Any] = {
+    records = {"records": scale.records} if scale.records else {}
+    tree: dict[str, Any] = settings | {
         "seed": seed,
-        "rounds": rounds,
-        "topology": {"agents": agents, **graph},
-        "method": {
-            "name": method,
-            "mode": mode,
-            "alpha": alpha,
-            "noise_schedule": {"factor": decay[0], "period": period},
-        },
+        "noise_seed": seed,
+        "topology": {"agents": agents, "connection": scale.connection or 0.2, **(topology or {})},
+        "method": settings["method"] | {"name": method, "mode": mode, "alpha": alpha},
         "privacy": {"epsilon": epsilon, "delta": 1e-5, "clip": 4.0},
-        "data": {
-            "name": scale.data.get(data, data),
-            "batch": "full" if honest else {"cycle": scale.batch},
-            **({"records": scale.records} if scale.records else {}),
-        },
+        "data": settings["data"] | {"name": scale.data.get(data, data), **records},
         "model": {"name": "cnn" if data == "cifar10" else "mlp"},
-        "train": {
-            "learning_rate": 0.5 if honest else 0.05,
-            "fading": "linear" if honest else "sqrt-epoch",
-            "rounds_per_epoch": scale.rounds_per_epoch,
-            "evaluate_every": max(1, rounds // evaluations),
-        },
     }
-    if not honest and METHODS[method].noisy:
-        tree["privacy"]["sigma"] = _sigma(scale, lens, method, agents, epsilon, data)
-    return parse(tree, f"{lens} {method}")
-
-
-def _sigma(scale: Scale, lens: str, method: str, agents: int, epsilon: float, data: str) -> float:
-    """Return σ under the paper's own sensitivity C/|D_i|. As in the paper, it ignores the decay of noise."""
-    records = CATALOGUE[data].shapes["train_inputs"][0] // agents
-    records = min(records, scale.records or records)
-    rule = "tight" if lens == "same" else METHODS[method].calibration or "theorem1"
-    return _published_sigma(rule, epsilon, scale.rounds + 1, records)
-
-
-@cache
-def _published_sigma(rule: str, epsilon: float, releases: int, records: int) -> float:
-    return CALIBRATIONS[rule].calibrate(epsilon, 1e-5, releases, Full(records)).sigma
+    return with_lens_noise(parse(tree, f"{lens} {method}"), lens)
 
 
 def methods_by_label(lens: str) -> dict[str, str]:

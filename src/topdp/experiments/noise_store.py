@@ -20,7 +20,7 @@ import numpy as np
 
 from topdp.base.progress import Progress
 from topdp.errors import InputError
-from topdp.experiments.lenses import LENS_GUARANTEES
+from topdp.experiments.lenses import HONEST, LENS_GUARANTEES
 from topdp.experiments.parallel_plans import map_in_processes
 from topdp.experiments.run_store import read_json, run_name, write_json
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
@@ -65,11 +65,10 @@ class NoiseStore:
         if unit is None:
             sigma = config.privacy.sigma if method_of(config).noisy else 0.0
             return float(np.atleast_1d(np.asarray(sigma, float))[0])
-        epsilon = config.privacy.epsilon
-        assert isinstance(epsilon, float)
+        epsilon, delta = config.privacy.epsilon, config.privacy.delta
+        assert isinstance(epsilon, float) and isinstance(delta, float)
         # The loss scales as 1/noise, so σ(ε) = σ(1) μ(1)/μ(ε); the sensitivity scales as 1/records. With the
         # mean of 1/σ_t² fixed at 1, μ² of R rounds is R times that of one round.
-        delta = config.privacy.delta
         budget = _mu(1.0, delta) / _mu(epsilon, delta)
         rounds = math.sqrt((config.rounds + 1) / (unit.rounds + 1))
         return self.unit_sigmas[run_name(unit)] * budget * rounds * _records(unit) / _records(config)
@@ -84,7 +83,9 @@ class NoiseStore:
         mu_by_unit = {run_name(unit): mu for (unit, _), mu in results}
         for config, unit in zip(configs, units, strict=True):
             epsilon, delta = config.privacy.epsilon, config.privacy.delta
-            assert unit is not None and isinstance(epsilon, float)  # its configuration does not state σ
+            assert (
+                unit is not None and isinstance(epsilon, float) and isinstance(delta, float)
+            )  # its configuration does not state σ
             # The ratio of this μ to the μ of the budget is the same at every budget.
             mu = mu_by_unit[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)
             yield float(epsilon_of(mu, delta))
@@ -114,6 +115,11 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             "Expected add-remove adjacency and steps that do not fall by epochs, got privacy.adjacency = "
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
+    if isinstance(config.privacy.epsilon, list) or isinstance(config.privacy.delta, list):
+        raise InputError(
+            "Expected one privacy.epsilon and one privacy.delta for all agents, got "
+            f"{config.privacy.epsilon} and {config.privacy.delta}."
+        )
     tree = config.model_dump(exclude_none=True)
     method, kind = method_of(config), noise_kind(config)
     if "async" not in method.modes:  # all rows are public, and all noise is in the gradient releases
@@ -133,7 +139,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
     tree["privacy"] = {
         "delta": config.privacy.delta,
         "clip": 1.0,
-        "guarantee": LENS_GUARANTEES["honest"],
+        "guarantee": LENS_GUARANTEES[HONEST],
         "colluders": config.privacy.colluders,
         "allow_slow": True,
     }

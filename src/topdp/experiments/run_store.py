@@ -30,10 +30,17 @@ NAMING_VERSION = "2"  # change it when a default of RunConfig changes; stored ru
 def run_name(config: RunConfig) -> str:
     """Return a short digest of all settings that differ from their defaults.
 
+    A noise seed that equals the seed is left out, because it once followed from the seed.
+
     >>> run_name(RunConfig()) == run_name(RunConfig(seed=0)) != run_name(RunConfig(seed=1))
     True
     """
-    different = with_former_keys(config.model_dump(mode="json", exclude_defaults=True))
+    left_out = {"noise_seed"} if config.noise_seed == config.seed else set()
+    different = with_former_keys(config.model_dump(mode="json", exclude_defaults=True, exclude=left_out))
+    # Names of version 0.1 have no such key, and pairs were then drawn by the rule `next-round`.
+    different.get("method", {}).pop("rematch", None)
+    if config.method.mode == "async" and config.method.rematch != "next-round":
+        different["method"]["rematch"] = config.method.rematch
     canonical = json.dumps([NAMING_VERSION, different], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from topdp.experiments.bench.bench_job import BenchData, BenchJob, Turns, bench_plan, take_turns, topdp_round
 from topdp.learning.gradients import ClippedGradients
+from topdp.plan.noise_key import NoiseKey
 from topdp.simulator import normal_draws
 from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import SimulatedDraws
@@ -72,12 +73,15 @@ def measure_parts(job: BenchJob, data: BenchData, turns: int) -> tuple[list[Roun
     """Return the parts of a round, the rates behind their floors, and the seconds of a whole round."""
     clipped = ClippedGradients(job.network(), job.clip)
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
-    z, noise = np.zeros(job.parameters, np.float32), SimulatedDraws(0, job.agents, job.rounds + 1)
+    z, noise = (
+        np.zeros(job.parameters, np.float32),
+        SimulatedDraws(NoiseKey.fresh(), job.agents, job.rounds + 1),
+    )
     mixing = CpuMixer(bench_plan(job, data, 0.0), noise)
 
     def draws() -> None:
-        for seed in noise.seeds(1, np.arange(job.agents)):
-            normal_draws.add(seed, np.float32(1), z)
+        for agent in range(job.agents):
+            normal_draws.add(noise.keys[0], 1, agent, np.float32(1), z)
 
     times = take_turns(
         {
@@ -109,10 +113,10 @@ def measure_parts(job: BenchJob, data: BenchData, turns: int) -> tuple[list[Roun
 def _floor_tasks() -> dict[str, Callable[[], object]]:
     """Return the tasks whose times give the rates of this machine."""
     source, target = torch.ones(COPY_NUMBERS), torch.empty(COPY_NUMBERS)
-    row, seed = np.zeros(CACHED_DRAW_NUMBERS, np.float32), np.ones(2, np.uint64)
+    row, key = np.zeros(CACHED_DRAW_NUMBERS, np.float32), np.ones(8, np.uint32)
     tasks: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
-        "draw": lambda: normal_draws.add(seed, np.float32(1), row),
+        "draw": lambda: normal_draws.add(key, 0, 0, np.float32(1), row),
     }
     for (name, multiply), side in product(_PRODUCTS.items(), MATRIX_SIDES):
         square = torch.rand(side, side)

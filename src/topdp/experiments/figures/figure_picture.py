@@ -68,7 +68,7 @@ def caption(numbers: FigureNumbers) -> str:
     data = " and ".join(dict.fromkeys(data_title(config.data.name) for config in configs))
     budgets = sorted({float(np.max(config.privacy.epsilon)) for config in noisy})
     epsilon = f"ε = {budgets[0]:g}" if len(budgets) == 1 else f"ε from {budgets[0]:g} to {budgets[-1]:g}"
-    delta = _values(config.privacy.delta for config in noisy)
+    delta = " and ".join(dict.fromkeys(small(config.privacy.delta) for config in noisy))
     seeds = len({config.seed for config in configs})
     return (
         f"{data}, {epsilon} ({LENS_GUARANTEES[numbers.lens]}, δ = {delta}), "
@@ -98,7 +98,8 @@ def _coinciding_labels(numbers: FigureNumbers, epochs: int) -> dict[str, list[st
 
 
 def _values(several: Iterable[float]) -> str:
-    return " and ".join(small(value) for value in sorted(set(several)))
+    *others, last = [small(value) for value in sorted(set(several))]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _line(numbers: FigureNumbers, panel: Panel, label: str, epochs: int) -> tuple[Floats, Floats]:
