@@ -10,14 +10,16 @@ import pytest
 from history import federation, live, on_virtual_time
 from typer.testing import CliRunner
 
+import registry_schema
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import ReleaseCost, TamperedError
 from topdp.agents.node.amending import MembershipChange, amend
+from topdp.base.number_text import rounded_up
 from topdp.cli.app import app
 from topdp.errors import InputError
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.views.pages.plain_words import no_less
+from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.views.statement.agent_record import agent_record
 from topdp.views.statement.agent_statement import agent_statement
 from topdp.views.statement.run_statement import statement_html, statement_yaml
@@ -55,8 +57,10 @@ def test_numbers_are_those_of_the_ledger(ran):
         assert one["is_a_guarantee"]
         implied = epsilon_of(one["mu"], said["guarantee"]["delta"])
         assert one["epsilon"] <= implied <= one["epsilon"] * (1 + 1e-6)
-        assert 0.01 < one["recognised_at_1_percent_false_alarms"] < 1
-    assert said["deployment"]["accounting"]["budget"] == result["budget"]
+        # As in the account of a run: the power of the best test at this μ, not a bound from ε and δ.
+        assert one["recognised_at_1_percent_false_alarms"] == GaussianLoss(one["mu"]).power(0.01)
+    assert said["details"]["accounting"]["budget"] == result["budget"]
+    assert registry_schema.faults(said["registry"]) == []
     assert said["simulated"] is False and "over for it" in " ".join(said["summary"])
 
 
@@ -133,7 +137,7 @@ def test_an_answer_that_is_no_guarantee_is_not_stated_as_one(tmp_path, guarantee
         said["guarantee"]["answers"][guarantee] | {"epsilon": 0.5, "is_a_guarantee": False}
         == (said["guarantee"]["answers"][guarantee])
     )
-    assert said["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] == 0.7
+    assert said["details"]["privacy_loss"]["privacy_parameters"]["epsilon"] == 0.7
 
 
 def test_the_statement_of_a_seeded_run_says_that_it_protects_nobody(tmp_path):
@@ -143,7 +147,7 @@ def test_the_statement_of_a_seeded_run_says_that_it_protects_nobody(tmp_path):
     said = statement_of(made)
     assert said["summary"][0].startswith("This run protects nobody: its noise came from a seed")
     assert not any(one["is_a_guarantee"] or one["epsilon"] for one in said["guarantee"]["answers"].values())
-    assert said["deployment"]["dp_flavor"]["bound_on_output_distance"]["epsilon"] is None
+    assert said["details"]["privacy_relation"]["bound_on_output_distance"]["epsilon"] is None
     for text in (statement_html(said), statement_yaml(said)):
         assert "A cipher keyed by the operating system" not in text
 
@@ -205,7 +209,7 @@ def test_with_rounded_hidden_rows_only_the_worst_case_answer_is_a_guarantee(tmp_
     answers = said["guarantee"]["answers"]
     assert answers["worst_case"]["is_a_guarantee"] and not answers["adaptive"]["is_a_guarantee"]
     assert "ε = 0.7 at" in said["summary"][0] and "rounded to float32" in said["summary"][1]
-    assert "not on a grid" in said["deployment"]["implementation"]["floating_point"]
+    assert "not on a grid" in said["details"]["implementation"]["floating_point"]
 
 
 def test_the_statement_after_an_amendment_includes_the_cost_of_the_earlier_run(tmp_path, ran):
@@ -218,7 +222,7 @@ def test_the_statement_after_an_amendment_includes_the_cost_of_the_earlier_run(t
         ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     words = " ".join(agent_statement(agent_record(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
     spent = amended.amends.spent["ada"]
-    assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
+    assert spent > 0 and f"by the plan at most ε = {rounded_up(spent)} at" in words
     assert "It replaces" not in " ".join(statement_of(ran)["summary"])
 
 

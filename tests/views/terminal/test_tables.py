@@ -24,6 +24,7 @@ def summary(epsilon):
             "status": dict.fromkeys(ANSWERS, "not asked") | status,
         },
         "seconds": 1240.4,
+        "redrawable_noise": None,
     }
 
 
@@ -35,11 +36,17 @@ def printed(parts, width):
 
 def test_a_run_takes_one_line_of_eighty_columns():
     text = printed(tables.runs({"top-dp": summary(4.6083), "no-noise": summary(None)}), 80)
-    for words in ("top-dp", "no-noise", "88.90%", "10.0-100.0", "4.608", "infinite", "1240 s", "6000 rounds"):
+    for words in ("top-dp", "no-noise", "88.90%", "10.0-100.0", "4.609", "infinite", "1240 s", "6000 rounds"):
         assert words in text, words
     assert "view" not in text and "outsider" not in text
     assert text.count("nothing is hidden") == 1
     assert "no-noise, ε claimed, adaptive, worst case: Infinite" in text
+
+
+def test_a_run_whose_noise_can_be_drawn_again_is_said_to_be_one():
+    text = printed(tables.runs({"top": {**summary(1.0), "redrawable_noise": "Drawn again."}}), 80)
+    assert "top: Drawn again." in text
+    assert "Drawn again." not in printed(tables.runs({"top": summary(1.0)}), 80)
 
 
 @pytest.mark.parametrize("width", [30, 60])

@@ -32,12 +32,19 @@ def expect_info(info: Mapping[str, Any], path: Path) -> None:
             and type(stopped.get("round")) is int
             and isinstance(stopped.get("reason"), str)
         ),
+        "agents": info.get("federation") is not None and not _are_results(info.get("agents")),
         **{
             name: info.get(name) is not None and not isinstance(info[name], str)
-            for name in ("topdp", "python", "torch", "device")
+            for name in ("topdp", "python", "torch", "device", "federation")
         },
     }
     _refuse([name for name, wrong in faults.items() if wrong], path / "run.json")
+
+
+def _are_results(agents: Any) -> bool:
+    return isinstance(agents, list) and all(
+        isinstance(result, dict) and isinstance(result.get("agent"), str) for result in agents
+    )
 
 
 def expect_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from topdp.base.files import FileError
+from topdp.base.number_text import percent_rounded_up, rounded_up
 from topdp.runs.epsilon_text import answer_words
-from topdp.views.pages.plain_words import at_most, small
+from topdp.views.pages.plain_words import small
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 PAGE_STYLES = ("uplot.min.css", "topdp.css")
@@ -44,7 +45,9 @@ def templates(package: str = "topdp.views.pages", folder: str = "templates") -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(answer_words=answer_words, at_most=at_most, small=small)
+    environment.globals.update(
+        answer_words=answer_words, percent_rounded_up=percent_rounded_up, rounded_up=rounded_up, small=small
+    )
     return environment
 
 

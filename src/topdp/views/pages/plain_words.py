@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import os
+
+from topdp.runs.epsilon_text import delta_text
 
 RUN_STATES = {
     "starting": "The run was about to start. Nothing is computed yet.",
     "running": "The run is not finished. It still runs, or it ended without a message.",
     "interrupted": "The run was interrupted and can be continued with topdp run --resume.",
-    "stopped": "The run was stopped before its last round.",
+    "stopped": "The run was stopped before its last round. Its folder has the noise key until the run is "
+    "continued, or ended by topdp run --abandon: do not pass the folder on.",
     "diverged": "The run diverged: its steps were too large, and its models are useless.",
     "wrong": "A recorded round of the run was wrong: none of its results may be used.",
+    "abandoned": "The run was abandoned, and cannot continue.",
     "done": "The run is done.",
 }
 
 
-def at_most(share: float) -> str:
-    """Return an upper bound in percent, rounded up.
+def small(delta: float | list[float]) -> str:
+    """Return a small number, or the range of a list of them, as short text.
 
-    >>> at_most(0.08428), at_most(0.02)
-    ('8.43', '2.00')
+    >>> small(1e-5), small(0.001), small([1e-5, 1e-6])
+    ('1e-5', '0.001', '1e-6 to 1e-5')
     """
-    return f"{math.ceil(1e4 * share - 1e-7) / 100:.2f}"
-
-
-def no_less(epsilon: float) -> str:
-    """Return ε as text with four digits, rounded up; digits beyond the sixth are ignored.
-
-    >>> no_less(0.50004), no_less(2.0000000001), no_less(123456.0), no_less(0.0)
-    ('0.5001', '2', '1.235e+05', '0')
-    """
-    if epsilon == 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
-    return f"{math.ceil(epsilon / unit * (1 - 1e-6)) * unit:.4g}"
-
-
-def small(delta: float) -> str:
-    """Return a small number as short text.
-
-    >>> small(1e-5), small(0.001)
-    ('1e-5', '0.001')
-    """
-    return f"{delta:g}".replace("e-0", "e-")
+    return delta_text(delta).replace("e-0", "e-")
 
 
 def state_in_words(state: str) -> str:

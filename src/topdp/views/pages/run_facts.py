@@ -9,6 +9,7 @@ The object never contains parameters, records or digests of them. Its keys:
     graph              agents, names, positions, links: its edges (columns: from, to, mu, epsilon)
     metrics            names, rounds, values (name -> mean, min, max), agents (only of the last evaluation)
     privacy            privacy.json, its numbers unchanged
+    federation         manifest and agents' names of a local demonstration; null for a simulated run
     power, spending    the power of an attacker; the spending curve
 
 Missing facts are null, with a note. The account of a run is fixed before its first round, so it is read once
@@ -73,15 +74,38 @@ def run_facts(folder: RunFolder, max_seconds: float = privacy_costs.MAX_CURVE_SE
             f"Expected a run written by topdp in {folder.path}, but could not read it: {error!r:.200}. "
             "Restore its files from a copy, or leave this folder out."
         ) from error
-    facts = {**fixed, **progress, "notes": [*progress["notes"], *fixed["notes"]]}
+    federation = _federation(info, fixed["graph"]["agents"])
+    notes = [*progress["notes"], *fixed["notes"]]
+    if federation is not None:
+        notes.insert(0, "A local demonstration: every agent was a process of its own on one machine.")
+    facts = {**fixed, **progress, "notes": notes, "federation": federation}
+    if federation is not None:
+        facts["graph"] = {**fixed["graph"], "names": federation["names"]}
     facts_check.expect_text(facts, folder.path)
     return facts
 
 
+def _federation(info: dict[str, Any], agents: int) -> dict[str, Any] | None:
+    """Return the facts of a federation on one machine; None for a simulated run.
+
+    `names`: of its agents. `seeded`, `rehearsal`: whether an agent had noise that others know, or recorded
+    gradients without noise.
+    """
+    if info.get("federation") is None:
+        return None
+    names = [str(result["agent"]) for result in info["agents"]]
+    if len(names) != agents:
+        raise RunFolderError(
+            f"Expected the results of {agents} agents in run.json, got those of {len(names)}."
+        )
+    tested = {test: any(result.get(test) for result in info["agents"]) for test in ("seeded", "rehearsal")}
+    return {"manifest": info["federation"], "names": names, **tested}
+
+
 def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
     missing = (
-        "stopped method data model rounds releases seed command settings guarantee graph metrics privacy "
-        "power spending seconds"
+        "stopped method data model rounds releases seed noise_seed redrawable_noise command settings "
+        "guarantee graph metrics privacy power spending seconds federation"
     )
     return {
         "name": _name(folder.path),
@@ -112,9 +136,11 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
     own, mu = privacy["epsilon_per_agent"].get(answer), None
     if own is not None and plan.agents <= page_graph.MAX_DRAWN_AGENTS:
         mu = privacy_costs.link_losses(privacy, answer, plan.agents)
-    epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.delta)
+    epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.deltas)
     if mu is None and plan.agents > 1:
         notes.append(_no_links(kind, plan.agents))
+    if config.redrawable_noise is not None:
+        notes.insert(0, config.redrawable_noise)
     spent, missing = privacy_costs.spent_along(plan, account, answer, max_seconds)
     return {
         "name": _name(path),
@@ -124,6 +150,8 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
         "rounds": config.rounds,
         "releases": plan.releases,
         "seed": config.seed,
+        "noise_seed": config.noise_seed,
+        "redrawable_noise": config.redrawable_noise,
         "command": _command(config, path),
         "settings": config.model_dump(mode="json", exclude_none=True),
         "guarantee": {
@@ -179,9 +207,10 @@ def _name(path: Path) -> str:
 def _data(config: RunConfig, folder: RunFolder, counts: tuple[int, ...]) -> dict[str, Any]:
     """Return the name and size of the data, and a key. Runs with equal keys may share a picture of curves."""
     data = config.data
-    tested_on = [data.name, data.sites, data.test, data.validation, config.train.loss]
-    if config.started_from_python:
-        tested_on.append(folder.fact("data"))
+    tested_on: list[Any] = [data.name, data.sites, data.test, data.validation, config.train.loss]
+    if config.started_from_python:  # the folder has no digest of the records
+        info = folder.read_json("run.json")
+        tested_on += [counts, info.get("inputs"), info.get("outputs")]
     key = hmac.new(_SALT, repr(tested_on).encode(), hashlib.sha256).hexdigest()[:16]
     title = "data given in Python" if config.started_from_python else data_title(data.name)
     return {

@@ -21,6 +21,9 @@ from topdp.topology.families import grid_columns
 LABEL_LIMIT = 60
 """The most agents whose numbers, names and arrows are drawn. With more agents, all lines are solid."""
 
+LISTED_SETS_AGENTS = 12
+"""The most agents of a graph whose sets N_i^j are listed."""
+
 _MAX_LEAVES_ON_CIRCLE = 24  # of one hub; more leaves fill a disc
 
 _FIGURE_WIDTH_INCHES = 6.4
@@ -73,6 +76,22 @@ def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str |
         )
         legend.get_title().set_color(chart_style.GREY)
         return chart_style.save(figure, path)
+
+
+def listed_sets(topology: Topology) -> list[str]:
+    """Return the sets N_i^j of all directed edges as text, or none for a large graph.
+
+    >>> from topdp.topology import ring
+    >>> listed_sets(ring(3))[0], listed_sets(ring(4))[0]
+    ('N_0^1 = empty: full noise', 'N_0^1 = {3}')
+    """
+    if topology.agents > LISTED_SETS_AGENTS:
+        return []
+    covers = [(i, j, sorted(topology.cover_set(i, j))) for i, j in topology.directed.tolist()]
+    return [
+        f"N_{i}^{j} = " + (f"{{{', '.join(map(str, cover))}}}" if cover else "empty: full noise")
+        for i, j, cover in covers
+    ]
 
 
 def layout(topology: Topology) -> Floats:

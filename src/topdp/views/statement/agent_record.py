@@ -18,14 +18,14 @@ from typing import Any
 
 from topdp.agents.agreement import manifest as manifests
 from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
-from topdp.agents.agreement.run_setup import RunSetup
+from topdp.agents.agreement.run_setup import RunSetup, granted_deltas
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.node.agent_status import charged_facts
 from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import AnswerKind, answer_kind, proved_kind
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.privacy.basics.privacy_loss import power_of_point
+from topdp.privacy.basics.privacy_loss import GaussianLoss, power_of_point
 from topdp.views.statement.statement_text import FALSE_ALARM_SHARES
 
 MU_MARGIN = 1 + 1e-9  # μ comes from a bisection; this factor makes it an upper bound
@@ -89,7 +89,7 @@ class AgentRecord:
 
     @property
     def delta(self) -> float:
-        return self.setup.manifest.config.privacy.delta
+        return self.setup.delta(self.setup.manifest.number(self.agent))
 
     @property
     def colluders(self) -> int:
@@ -113,8 +113,15 @@ class AgentRecord:
             return None
         return MU_MARGIN * float(mu_of(max(epsilon, MIN_EPSILON), self.delta)) if self.round >= 0 else 0.0
 
-    def powers(self, epsilon: float) -> list[float]:
-        """Return, for each of `FALSE_ALARM_SHARES`, a bound on any attacker's power, from ε and δ alone."""
+    def powers(self, kind: AnswerKind, epsilon: float) -> list[float]:
+        """Return, for each of `FALSE_ALARM_SHARES`, a bound on any attacker's power.
+
+        It is the power at the μ of `epsilon` if the answer has one, as in the account of a run. Otherwise it
+        follows from ε and δ alone, and is larger.
+        """
+        mu = self.mu(epsilon) if kind.has_mu else None
+        if mu is not None:
+            return [GaussianLoss(mu).power(share) for share in FALSE_ALARM_SHARES]
         return [power_of_point(epsilon, self.delta, share) for share in FALSE_ALARM_SHARES]
 
 
@@ -140,8 +147,8 @@ def _expect_agreed(facts: dict[str, Any], state: Path, agreed: manifests.Manifes
             f"({(facts['federation'] or '')[:12]}), got {agreed.hash[:12]} in {path}. Name the manifest with "
             "which the agent was started."
         )
-    delta = facts["delta"]
-    if facts["agent"] not in agreed.names or delta not in (None, agreed.config.privacy.delta):
+    delta, agreed_deltas = facts["delta"], granted_deltas(agreed)
+    if facts["agent"] not in agreed_deltas or delta not in (None, agreed_deltas[facts["agent"]]):
         raise TrustError(
             f"Expected an agent and the delta of {path} in the ledger in {state}, got {facts['agent']!r} and "
             f"{delta}. One of the files was changed or is damaged."

@@ -14,10 +14,18 @@ from __future__ import annotations
 from typing import Any
 
 from topdp import __version__
+from topdp.base.number_text import percent_rounded_up, rounded_up
 from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
-from topdp.views.pages.plain_words import at_most, no_less, small
+from topdp.views.pages.plain_words import small
 from topdp.views.statement.agent_record import AgentRecord
-from topdp.views.statement.statement_text import all_others_words, answer_facts, count_of, statement_of
+from topdp.views.statement.statement_text import (
+    NOISE_KNOWN_TO_OTHERS,
+    RECORDED_WITHOUT_NOISE,
+    all_others_words,
+    answer_facts,
+    count_of,
+    statement_of,
+)
 
 
 def agent_statement(record: AgentRecord) -> dict[str, Any]:
@@ -91,25 +99,25 @@ def _answer(record: AgentRecord, kind: AnswerKind) -> dict[str, Any]:
         status if record.protects else "not private",
         finite,
         record.mu(finite) if kind.has_mu else None,
-        [None, None] if finite is None else record.powers(finite),
+        [None, None] if finite is None else record.powers(kind, finite),
     )
 
 
 def _promise(record: AgentRecord) -> dict[str, Any]:
     if record.seeded:
-        return {"test_only": "its noise came from a seed that others know"}
+        return {"test_only": NOISE_KNOWN_TO_OTHERS}
     if record.rehearsal:
-        return {"test_only": "it recorded gradients without noise"}
+        return {"test_only": RECORDED_WITHOUT_NOISE}
     if record.promised is None:
         return {"infinite": True}
     reason = "does not hold if rows are rounded to float32" if record.rounded else "guarantees nothing"
     worst = record.worst_case
     return {
-        "promised": no_less(record.promised),
+        "promised": rounded_up(record.promised),
         "other_answer": record.charging != record.relied and reason,
-        "recognised": [at_most(power) for power in record.powers(record.promised)],
+        "recognised": [percent_rounded_up(power) for power in record.powers(record.relied, record.promised)],
         "all_others": record.relied is not WORST_CASE
-        and all_others_words(None if worst is None else no_less(worst)),
+        and all_others_words(None if worst is None else rounded_up(worst)),
     }
 
 
@@ -120,8 +128,8 @@ def _replaced_run(record: AgentRecord) -> dict[str, Any]:
         return {}
     return {
         "replaced": amendment.manifest[:12],
-        "replaced_epsilon": no_less(amendment.spent[record.agent]),
-        "replaced_delta": small(amendment.delta),
+        "replaced_epsilon": rounded_up(amendment.spent[record.agent]),
+        "replaced_delta": small(amendment.spent_delta(record.agent)),
     }
 
 
@@ -137,7 +145,7 @@ def _progress(record: AgentRecord) -> dict[str, Any]:
         "end": last if record.ends is None else record.ends,
         "limit": ""
         if record.budget is None
-        else f", up to its budget of at most ε = {no_less(record.budget)}",
+        else f", up to its budget of at most ε = {rounded_up(record.budget)}",
         "stopped": record.stopped is not None,
         "stopped_at": record.stopped,
     }

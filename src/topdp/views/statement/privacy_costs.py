@@ -57,15 +57,16 @@ def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | N
     return losses
 
 
-def link_epsilons(mu: Floats, own: list[float | None], delta: float) -> Floats:
+def link_epsilons(mu: Floats, own: list[float | None], deltas: Floats) -> Floats:
     """Return the ε of each μ, [owner, observer], or the owner's own ε if that is smaller.
 
     The ε of a μ that is NaN is NaN. `own` [agents]: the ε of each owner; None means infinite.
+    `deltas` [agents]: the δ of each owner.
     """
     own_epsilon = np.array([math.inf if value is None else value for value in own])[:, None]
     defined = ~np.isnan(mu)
     epsilon = np.full(mu.shape, np.nan)
-    epsilon[defined] = epsilon_of(mu[defined], delta)
+    epsilon[defined] = epsilon_of(mu[defined], deltas[np.nonzero(defined)[0]])
     bounded: Floats = np.fmin(epsilon, np.where(defined, own_epsilon, np.nan))
     return bounded
 
@@ -85,7 +86,8 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
             power = answer.power(share)  # without a known μ, sampled batches count as not hidden
             bounds = [] if power is None else [float(power.max())]
             if not values["exact"]:
-                bounds.append(power_of_point(float(answer.epsilon.max()), account.delta, share))
+                points = zip(answer.epsilon.tolist(), account.deltas.tolist(), strict=True)
+                bounds.append(max(power_of_point(epsilon, delta, share) for epsilon, delta in points))
             values[f"{share:g}"] = min(bounds)
         powers_by_answer[name] = values
     return powers_by_answer
@@ -108,8 +110,9 @@ def spent_along(
         return None, ["The spending curve is not shown, because ε is not finite."]
     owner = int(values.argmax())
     notes: list[str] = []
+    delta = float(account.deltas[owner])
     try:
-        spent = spending(plan, account.analysis, owner, account.delta, Query(colluders=account.colluders))
+        spent = spending(plan, account.analysis, owner, delta, Query(colluders=account.colluders))
     except PrivacyError as error:
         return None, [f"The spending curve is not shown: {error}"]
     curves: dict[str, list[float]] = {}

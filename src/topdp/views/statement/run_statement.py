@@ -1,4 +1,4 @@
-"""The privacy statement of a simulated run, for people who are not statisticians: as data, YAML or a page.
+"""The privacy statement of a run folder, for people who are not statisticians: as data, YAML or a page.
 
 `agent_statement` does the same for an agent of a federation. A statement does not assess whether an ε is
 small enough.
@@ -18,11 +18,18 @@ from markupsafe import Markup
 
 from topdp import __version__
 from topdp.base.files import make_folder, write_atomically
+from topdp.base.number_text import percent_rounded_up, rounded_up
 from topdp.errors import InputError
 from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind, proved_kind
 from topdp.views.pages.page_assets import PAGE_MARK, expect_ours, policy, static_text, templates
-from topdp.views.pages.plain_words import at_most
-from topdp.views.statement.statement_text import all_others_words, answer_facts, count_of, statement_of
+from topdp.views.statement.statement_text import (
+    NOISE_KNOWN_TO_OTHERS,
+    RECORDED_WITHOUT_NOISE,
+    all_others_words,
+    answer_facts,
+    count_of,
+    statement_of,
+)
 
 YAML_MARK = "# A privacy statement made by topdp"
 
@@ -42,7 +49,7 @@ def statement(facts: dict[str, Any]) -> dict[str, Any]:
 def statement_yaml(content: dict[str, Any]) -> str:
     """Return the statement as YAML, in the order of the page."""
     body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
-    return f"{YAML_MARK} {__version__}. Fields of `deployment` are those of registry.opendp.org.\n{body}"
+    return f"{YAML_MARK} {__version__}. `registry` is a record for registry.opendp.org.\n{body}"
 
 
 def statement_html(content: dict[str, Any]) -> str:
@@ -70,7 +77,10 @@ def write_statement(content: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of `statement.yaml` for a simulated run."""
+    """Return the facts of `statement.yaml` for a simulated run or a local demonstration."""
+    federation = facts["federation"]
+    if _test_only(facts):  # then the account, which is about secret noise, holds for nobody
+        facts = {**facts, "privacy": _not_private(facts["privacy"]), "power": {}}
     privacy, guarantee, settings = facts["privacy"], facts["guarantee"], facts["settings"]
     agents, colluders, budget = facts["graph"]["agents"], guarantee["colluders"], guarantee["epsilon"]
     kind = ANSWERS[guarantee["answer"]]
@@ -82,12 +92,15 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "kind": "run",
-        "simulated": True,
+        "of_run": True,
+        "simulated": federation is None,
+        "demonstration": federation is not None,
+        "named_agents": "" if federation is None else _several(federation["names"]),
         **_promise(facts, kind, relied),
         "against": relied.against(colluders),
         "all_others": relied is not WORST_CASE
         and agents > 1
-        and all_others_words(None if worst is None else f"{worst:.4g}"),
+        and all_others_words(None if worst is None else rounded_up(worst)),
         "unfinished": facts["state"] != "done" and facts["notes"][0],
         "name": facts["name"],
         "model": facts["model"],
@@ -97,6 +110,7 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
         "most_records": facts["data"]["records"]["max"],
         "schema": settings["data"].get("schema"),
         "partition": settings["data"]["partition"],
+        "validated": (share := settings["data"].get("validation")) and f"{100 * share:.3g}%",
         "agents": agents,
         "one_party": agents == 1,
         "several": agents > 1,
@@ -120,8 +134,13 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
         if isinstance(budget, list)
         else budget and f"{budget:g}",
         "charged_by": privacy["guarantee"],
-        "noise_source": "seed",
-        "arithmetic": "simulated",
+        "noise_source": "seed"
+        if facts["noise_seed"] is not None
+        else "key"
+        if federation is None
+        else "system",
+        "redrawable_noise": facts["redrawable_noise"],
+        "arithmetic": "simulated" if federation is None else "grid",
         "answers": _answers(facts),
         **_scores(facts["metrics"]),
         "unproved": not kind.proved and kind.key,
@@ -131,20 +150,47 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _several(names: list[str]) -> str:
+    """Return the names of agents as text; of many, the first and the last.
+
+    >>> _several(["a", "b"]), _several(["a", "b", "c", "d", "e"])
+    ('the agents a, b', 'the agents a to e')
+    """
+    return "the agents " + (", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}")
+
+
+def _test_only(facts: dict[str, Any]) -> str | None:
+    """Return why a demonstration protects nobody, or None."""
+    federation = facts["federation"] or {}
+    if federation.get("rehearsal"):
+        return RECORDED_WITHOUT_NOISE
+    return NOISE_KNOWN_TO_OTHERS if federation.get("seeded") else None
+
+
+def _not_private(privacy: dict[str, Any]) -> dict[str, Any]:
+    """Return the account without numbers, as of a run that is not private."""
+    computed = [key for key, status in privacy["status"].items() if status != "not asked"]
+    status = {**privacy["status"], **dict.fromkeys(computed, "not private")}
+    nothing = dict.fromkeys(privacy["epsilon"])
+    return {**privacy, "status": status, "epsilon": nothing, "mu": nothing}
+
+
 def _promise(facts: dict[str, Any], kind: AnswerKind, relied: AnswerKind) -> dict[str, Any]:
     privacy, agents = facts["privacy"], facts["graph"]["agents"]
     epsilon, other = privacy["epsilon"][relied.key], privacy["epsilon"][kind.key]
+    if test := _test_only(facts):
+        return {"test_only": test}
     if privacy["status"][relied.key] == "infinite":
         return {"infinite": True}
     if epsilon is None:
         return {"refused": privacy.get("reasons", {}).get(relied.key, "it was refused.")}
-    number = "no number" if other is None else f"ε = {other:.4g}"
+    number = "no number" if other is None else f"ε = {rounded_up(other)}"
     power = facts["power"][relied.key]
     return {
-        "promised": f"{epsilon:.4g}",
+        "promised": rounded_up(epsilon),
         "trained": f"{agents} agents trained" if agents > 1 else "One party trained",
         "other_answer": kind is not relied and f"{kind.key} ({number})",
-        "recognised": [at_most(power["0.01"]), at_most(power["0.05"])],
+        "recognised": [percent_rounded_up(power["0.01"]), percent_rounded_up(power["0.05"])],
     }
 
 

@@ -3,14 +3,14 @@
 `run_statement` and `agent_statement` collect the facts of the two kinds of statements. A text that both kinds
 share occurs only once.
 
-**Guarantees.** Statements contain no seed: anybody who knows the seed of a simulated run can subtract its
-noise.
+**Guarantees.** Statements contain no key. They state if a noise seed makes the noise of a run public.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -22,10 +22,21 @@ from topdp.views.pages.plain_words import small
 
 FALSE_ALARM_SHARES = (0.01, 0.05)
 
+# Why a run of agents protects nobody, for `test_only` in statement.yaml.
+NOISE_KNOWN_TO_OTHERS = "its noise came from a seed that others know"
+RECORDED_WITHOUT_NOISE = "it recorded gradients without noise"
+
 
 def statement_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the statement with these facts, in the order of the page."""
-    statement: dict[str, Any] = _filled(_template(), {**facts, "delta_words": small(facts["delta"])})
+    delta = small(facts["delta"]) + (", by agent" if isinstance(facts["delta"], list) else "")
+    more = {
+        "delta_words": delta,
+        "one_delta": delta if isinstance(facts["delta"], list) else facts["delta"],
+        "has_epsilon": facts["epsilon"] is not None,
+        "written": datetime.now(UTC).date().isoformat(),
+    }
+    statement: dict[str, Any] = _filled(_template(), {**facts, **more})
     return statement
 
 
@@ -53,6 +64,8 @@ def _filled(template: Any, facts: Mapping[str, Any]) -> Any:
         return template
     if "choose" in template:
         return _filled(template[facts[template["choose"]]], facts)
+    if "join" in template:
+        return "; ".join(_filled(template["join"], facts))
     if "say" in template:
         return _filled(template["say"], facts)
     return {key: _filled(part, facts) for key, part in template.items() if _applies(part, facts)}

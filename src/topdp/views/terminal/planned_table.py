@@ -9,6 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from topdp.base.number_text import percent_rounded_up, rounded_up
 from topdp.privacy.answers import ANSWERS, answer_kind
 from topdp.runs.epsilon_text import answer_words, epsilon_text
 from topdp.views.terminal import tables
@@ -74,14 +75,14 @@ def _epsilon(setting: Mapping[str, Any], name: str) -> str:
     privacy = setting["privacy"]
     mark = " (budget)" if ANSWERS[name].name == privacy.get("guarantee") else ""
     mu = privacy["mu"][name]
-    return epsilon_text(privacy, name) + ("" if mu is None else f", μ {mu:.3g}") + mark
+    return epsilon_text(privacy, name) + ("" if mu is None else f", μ {rounded_up(mu, 3)}") + mark
 
 
 def _power(setting: Mapping[str, Any]) -> str:
     privacy = setting["privacy"]
     guarantee = privacy.get("guarantee")
     power = privacy["power"].get(answer_kind(guarantee).key, {}).get("0.01") if guarantee else None
-    return "" if power is None else f"{power:.1%}"
+    return "" if power is None else f"{percent_rounded_up(power, 1)}%"
 
 
 def _sent(setting: Mapping[str, Any], who: str) -> str:

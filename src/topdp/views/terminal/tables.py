@@ -9,14 +9,16 @@ import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
+from topdp.base.number_text import percent_rounded_up, rounded_down, rounded_up
 from topdp.plan import Plan
 from topdp.privacy.accounting import FALSE_ALARMS, Account
 from topdp.privacy.answers import ANSWERS, WORST_CASE, answer_kind
 from topdp.privacy.observers.coalitions import Coalitions
 from topdp.runs import sweep_summary
 from topdp.runs.config import RunConfig
-from topdp.runs.epsilon_text import answer_words, epsilon_text
+from topdp.runs.epsilon_text import answer_words, delta_text, epsilon_text
 from topdp.runs.metric_labels import NO_TEST_RECORDS, between_agents, is_share, metric_names, metric_text
+from topdp.runs.recommend import COMPARED_ROUNDS
 
 
 def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
@@ -33,7 +35,7 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     scores = {name: summary.get("metrics") or {} for name, summary in summaries.items()}
     metrics = list(dict.fromkeys(name for values in scores.values() for name in metric_names(values)))
     ends = "worst to best" if all(map(is_share, metrics[:1])) else "least to largest"
-    meaning = f"ε at δ = {privacy['delta']:g}, largest over agents; worst case: all others together"
+    meaning = f"ε at δ = {delta_text(privacy['delta'])}, largest over agents; worst case: all others together"
     table = uncut(
         "method", *(metrics or ["metrics"]), "agents",
         *(f"ε\n{answer_words(name)}" for name in answers), "time",
@@ -51,6 +53,8 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
             f"{summary['seconds']:.0f} s",
         )
     notes = [] if metrics else [NO_TEST_RECORDS]
+    redrawable = {name: summary["redrawable_noise"] for name, summary in summaries.items()}
+    notes += [f"{name}: {words}" for name, words in redrawable.items() if words]
     for name, summary in summaries.items():
         notes += [f"{name}, {words}" for words in missing_epsilons(summary["privacy"])]
     return [table, *map(Text, notes)]
@@ -68,7 +72,8 @@ def options(methods: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of the noise that each method would leave in the models, in the given order."""
     table = uncut(
         "method", "noise in the average", "between agents", "sent a round", "why not",
-        caption="noise: variance over that of pooled records; sent: estimates to each neighbour",
+        caption=f"noise: variance over that of pooled records after {COMPARED_ROUNDS} equal, plain steps (a "
+        "plan has its own steps); sent: estimates to each neighbour",
     )  # fmt: skip
     for method in methods:
         if method["noise"] is None:
@@ -91,7 +96,7 @@ def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions |
     """
     exposure, privacy = result.analysis.exposure(), result.summary()
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
-    rows.add_row("δ, adjacency", f"{result.delta:g}, {result.analysis.adjacency}")
+    rows.add_row("δ, adjacency", f"{delta_text(result.delta)}, {result.analysis.adjacency}")
     rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
     rows.add_row("sensitivity", least_to_largest(exposure.sensitivity))
     rows.add_row("σ, noise per unit of clip", least_to_largest(plan.full_scale / config.privacy.clip))
@@ -125,8 +130,8 @@ def _answers(result: Account) -> Table:
         table.add_row(
             answer_words(name) + mark,
             epsilon_text(privacy, name),
-            "" if mu is None else f"{mu:.4g}",
-            *("" if power is None else f"{power.max():.1%}" for power in powers),
+            "" if mu is None else rounded_up(mu),
+            *("" if power is None else f"{percent_rounded_up(float(power.max()), 1)}%" for power in powers),
         )
     return table
 
@@ -141,13 +146,15 @@ def _per_agent(config: RunConfig, result: Account) -> Table:
     calibrated = result.guarantee is not None and config.privacy.sigma is None
     answers = {name: result.answers[name] for name in _asked(result)}
     named = [name for name, answer in answers.items() if any(answer.observers or ())]
+    own_deltas = isinstance(result.delta, list)
     table = uncut(
-        "agent", *(f"ε\n{answer_words(name)}" for name in answers),
+        "agent", *(["δ"] if own_deltas else []), *(f"ε\n{answer_words(name)}" for name in answers),
         *(f"sees most, {answer_words(name)}" for name in named), "share of the budget",
     )  # fmt: skip
     for agent, limit in enumerate(budget):
         table.add_row(
             str(agent),
+            *([f"{result.deltas[agent]:g}"] if own_deltas else []),
             *(_number(answer.epsilon, agent) for answer in answers.values()),
             *(" ".join(map(str, (answers[name].observers or ())[agent])) for name in named),
             f"{chosen[agent] / limit:.1%}" if calibrated and chosen is not None else "",
@@ -166,7 +173,7 @@ def _coalitions(result: Account, groups: Coalitions) -> Table:
 def _number(values: np.ndarray | None, agent: int) -> str:
     if values is None:
         return "refused"
-    return f"{values[agent]:.4g}" if np.isfinite(values[agent]) else "infinite"
+    return rounded_up(float(values[agent]))
 
 
 def facts(title: str, result: Mapping[str, Any]) -> Table:
@@ -199,20 +206,33 @@ def audit(result: Mapping[str, Any]) -> list[Table | Text]:
     for name, kind in result["kinds"].items():
         table.add_row(
             f"{kind['canaries']} {name}",
-            *(_or_none(kind[key]) for key in ("mu_expected", "mu_estimate", "mu_lower")),
-            *(_or_none(kind[key]) for key in ("epsilon_gaussian", "epsilon_distribution_free")),
+            *(_or_none(kind[key]) for key in ("mu_expected", "mu_estimate")),
+            *(
+                "" if kind[key] is None else rounded_down(kind[key])
+                for key in ("mu_lower", "epsilon_gaussian", "epsilon_distribution_free")
+            ),
         )
     proved_bounds = {"proved": result["epsilon_proved"], **result["epsilon_of_owner"]}
     proved = uncut("", "ε")
     for name, value in proved_bounds.items():
         if result["status"][name] != "not asked":
             label = "proved for this observer" if name == "proved" else f"agent {owner}: {answer_words(name)}"
-            proved.add_row(label, _or_none(value, result["status"][name]))
-    return [table, proved, Text(result["verdict"])]
+            proved.add_row(label, result["status"][name] if value is None else rounded_up(value))
+    checks = uncut(
+        "check", "tests", "most unusual", "planned", "p-value",
+        title="Whether the run follows its plan", title_justify="left",
+        caption=f"flags a correct run with probability at most {100 * result['false_flags']:g}%"
+        + ("" if "records" in result["checks"] else "; without planted records: clipping is not tested"),
+    )  # fmt: skip
+    for name, check in result["checks"].items():
+        numbers = (f"{check[key]:.4g}" for key in ("found", "planned"))
+        p = f"{check['p']:.2g}" + (" (flagged)" if check["flagged"] else "")
+        checks.add_row(name, str(check["tests"]), *numbers, p)
+    return [table, checks, proved, Text(result["verdict"])]
 
 
-def _or_none(value: float | None, instead: str = "") -> str:
-    return instead if value is None else f"{value:.4g}"
+def _or_none(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 def calibrations(result: Mapping[str, Any]) -> Table:
@@ -232,9 +252,17 @@ def calibrations(result: Mapping[str, Any]) -> Table:
             "refused" if sigma is None else f"{sigma:.5g}",
             "" if sigma is None else f"{result['noise_std'][name]:.5g}",
             "" if sigma is None or tight is None else f"{sigma / tight:.3f}",
-            "" if exact is None else f"{exact:.4g}",
+            "" if exact is None else rounded_up(exact),
             result.get("remarks", {}).get(name, ""),
         )
+    return table
+
+
+def captions(figures: Sequence[Mapping[str, str]]) -> Table:
+    """Return a table of the figures that `topdp reproduce` makes, with their commands."""
+    table = uncut("figure", "what it shows", "command")
+    for figure in figures:
+        table.add_row(figure["figure"], figure["caption"], figure["command"])
     return table
 
 

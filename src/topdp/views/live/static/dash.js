@@ -10,7 +10,7 @@
 
   // Texts
 
-  dash.epsilon = (value) => (value === null || value === undefined ? "infinite" : topdp.number(value));
+  dash.epsilon = (value) => (value === null || value === undefined ? "infinite" : topdp.bound(value));
   dash.span = (seconds) => {
     const s = Math.max(0, Math.round(seconds)), hours = Math.floor(s / 3600), minutes = Math.floor((s % 3600) / 60);
     if (s < 120) return `${s} s`;

@@ -175,7 +175,7 @@
     find("#advice").replaceChildren(
       ...reply.reasons.map((text) => el("p", {}, text)),
       el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Methods compared" }, el("table", {},
-        el("caption", {}, "Noise: variance over that of pooled records, after equal, plain steps. Sent: estimates to each neighbour."),
+        el("caption", {}, "Noise: variance over that of pooled records, after 20 equal, plain steps (that of a plan follows its own steps). Sent: estimates to each neighbour."),
         el("thead", {}, head), el("tbody", {}, ...rows))),
       el("pre", { class: "plan-copy", tabindex: "0", role: "region", "aria-label": "Recommended command" }, el("code", {}, reply.command)));
   };

@@ -61,7 +61,7 @@
     const rows = runs.map((run, place) => {
       const { metrics, privacy, guarantee } = run, value = metrics && metrics.values[metric] ? metrics.values[metric] : null;
       const last = (part) => (value ? value[part].at(-1) : null);
-      const cell = (number, text) => ({ show: number === null || number === undefined ? text : topdp.value(number), sort: number ?? null });
+      const cell = (number, text) => ({ show: number === null || number === undefined ? text : topdp.upper(number), sort: number ?? null });
       return [{ show: topdp.name(run.name), sort: run.name }, run.method,
         ...listed.map((key) => topdp.name((settings[place][key] ?? "–").replace(/^"|"$/g, ""))),
         ...(metric ? [{ show: value ? topdp.value(last("mean"), topdp.metric(metric, metrics.shares, last("mean"))) : "–", sort: last("mean") },
@@ -71,7 +71,7 @@
         { show: `${run.round} of ${run.rounds}`, sort: run.round }, cell(run.seconds, "–"), run.state];
     });
     topdp.fillTable(holder, { caption: `${runs.length} runs on ${runs[0].data.name}; ε at each run's δ, largest over agents.`, head, rows });
-    const deltas = new Set(runs.map((run) => run.privacy.delta)), against = new Set(runs.map((run) => run.guarantee.answer));
+    const deltas = new Set(runs.map((run) => String(run.privacy.delta))), against = new Set(runs.map((run) => run.guarantee.answer));
     notes.replaceChildren(
       ...(runs.length > 1 ? [el("p", { class: "words" }, "Each ε is that of one run alone. Several runs on the same private records cost more than any one of them.")] : []),
       ...(keys.length > SETTINGS ? [el("p", { class: "words" }, `They also differ in ${keys.slice(SETTINGS).join(", ")}.`)] : []),

@@ -162,11 +162,11 @@
       const most = (now.privacy.sees_most[now.guarantee.answer] || [])[chosen];
       const parts = ["Agent ", topdp.name(one.name)];
       if (one.score !== null && one.score !== undefined) parts.push(`, ${now.metrics.names[0]} ${say(one.score)}`);
-      if (one.epsilon !== undefined) parts.push(`, ε ${one.epsilon === null ? "infinite" : topdp.number(one.epsilon)} (${now.guarantee.label})`);
+      if (one.epsilon !== undefined) parts.push(`, ε ${one.epsilon === null ? "infinite" : topdp.bound(one.epsilon)} (${now.guarantee.label})`);
       parts.push(`; ${near.length} neighbour${near.length === 1 ? "" : "s"}`);
       if (near.length && near[0][1] !== undefined) {
         parts.push(", which learn of its records: ");
-        near.slice(0, 12).forEach(([agent, value], k) => parts.push(k ? ", " : "", topdp.name(now.graph.names[agent]), ` ε ${value === null ? "infinite" : topdp.number(value)}`));
+        near.slice(0, 12).forEach(([agent, value], k) => parts.push(k ? ", " : "", topdp.name(now.graph.names[agent]), ` ε ${value === null ? "infinite" : topdp.bound(value)}`));
         if (near.length > 12) parts.push(", …");
       }
       parts.push(".");
@@ -178,8 +178,8 @@
       const bar = (paint) => el("svg", { width: 84, height: 12, "aria-hidden": "true" },
         Array.from({ length: 12 }, (_, k) => el("rect", { x: 7 * k, y: 0, width: 7, height: 12, fill: paint(k / 11) })));
       const alike = (pair, say) => say(pair[0]) === say(pair[1]);
-      if (size.valued && alike(size.links, topdp.number)) rows.push(el("p", {}, `Edges: every agent's neighbours learn as much of it, ε ${topdp.number(size.links[0])}.`));
-      else if (size.valued) rows.push(el("p", {}, `Edges: ε of what the arrow's end learns of its start, ${topdp.number(size.links[0])} `, bar(warm), ` ${topdp.number(size.links[1])}; wider is more. No arrow: the same both ways.`));
+      if (size.valued && alike(size.links, topdp.bound)) rows.push(el("p", {}, `Edges: every agent's neighbours learn as much of it, ε ${topdp.bound(size.links[0])}.`));
+      else if (size.valued) rows.push(el("p", {}, `Edges: ε of what the arrow's end learns of its start, ${topdp.bound(size.links[0])} `, bar(warm), ` ${topdp.bound(size.links[1])}; wider is more. No arrow: the same both ways.`));
       if (now.graph.links.epsilon && now.graph.links.from.length && !size.valued) rows.push(el("p", {}, "Edges: ε is infinite, because no noise hides what is sent."));
       const without = agents.filter((one) => one.score === null || one.score === undefined).length;
       if (size.scored && without) rows.push(el("p", {}, `Grey: ${without} without a value${now.settings.attack && now.settings.attack.name !== "none" ? "; hostile agents are not evaluated" : ""}.`));

@@ -76,9 +76,9 @@
         cards.push(card(name, topdp.value(last("mean"), topdp.metric(name, metrics.shares, last("mean"))),
           `after round ${metrics.rounds.at(-1)}; agents ${topdp.metric(name, metrics.shares, last("min"))} to ${topdp.metric(name, metrics.shares, last("max"))}`));
       });
-      cards.push(card(`ε, ${guarantee.label}`, epsilon === null ? privacy.status[answer] : topdp.value(epsilon),
-        `at δ = ${topdp.number(privacy.delta)}, largest over agents, against ${guarantee.words}`));
-      if (privacy.mu[answer] !== null && privacy.mu[answer] !== undefined) cards.push(card("μ", topdp.value(privacy.mu[answer]), "Gaussian differential privacy; needs no δ"));
+      cards.push(card(`ε, ${guarantee.label}`, epsilon === null ? privacy.status[answer] : topdp.upper(epsilon),
+        `at δ = ${topdp.range(privacy.delta)}, largest over agents, against ${guarantee.words}`));
+      if (privacy.mu[answer] !== null && privacy.mu[answer] !== undefined) cards.push(card("μ", topdp.upper(privacy.mu[answer]), "Gaussian differential privacy; needs no δ"));
       if (power[answer]) cards.push(card("An attacker", topdp.value(power[answer]["0.01"], topdp.atMost(power[answer]["0.01"])),
         `of records recognised, at most, at 1% false alarms; ${topdp.atMost(power[answer]["0.05"])} at 5%. Guessing: 1% and 5%.`));
       cards.push(card("Rounds", `${facts.round}`, `of ${facts.rounds}` + (facts.seconds === null || facts.seconds === undefined ? "" : `; ${topdp.number(facts.seconds)} seconds`)));
@@ -126,7 +126,7 @@
 
   const privacyWords = (facts) => {
     const { guarantee, privacy } = facts, epsilon = privacy.epsilon[guarantee.answer];
-    return `ε ${epsilon === null ? privacy.status[guarantee.answer] : topdp.number(epsilon)} (${guarantee.label})`;
+    return `ε ${epsilon === null ? privacy.status[guarantee.answer] : topdp.bound(epsilon)} (${guarantee.label})`;
   };
   topdp.privacyWords = privacyWords;
 
@@ -149,13 +149,13 @@
       const reasons = privacy.reasons || {};
       const rows = asked.map(({ key: name, label }) => [
         el("span", {}, label, name === guarantee.answer && guarantee.name ? el("em", {}, " (budget)") : ""),
-        { show: privacy.epsilon[name] === null ? privacy.status[name] : topdp.value(privacy.epsilon[name]), sort: privacy.epsilon[name] },
-        { show: topdp.value(privacy.mu[name], topdp.number(privacy.mu[name])), sort: privacy.mu[name] },
+        { show: privacy.epsilon[name] === null ? privacy.status[name] : topdp.upper(privacy.epsilon[name]), sort: privacy.epsilon[name] },
+        { show: topdp.upper(privacy.mu[name]), sort: privacy.mu[name] },
         ...["0.01", "0.05"].map((share) => power[name] ? { show: topdp.value(power[name][share], topdp.atMost(power[name][share])), sort: power[name][share] } : { show: "–", sort: null }),
       ]);
       const holder = el("div", {});
       topdp.fillTable(holder, {
-        caption: `Largest over agents, at δ = ${topdp.number(privacy.delta)}, ${privacy.adjacency === "add-remove" ? "one record added or removed" : "one record replaced"}.`,
+        caption: `Largest over agents, at δ = ${topdp.range(privacy.delta)}, ${privacy.adjacency === "add-remove" ? "one record added or removed" : "one record replaced"}.`,
         head: [{ text: "answer" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }, { text: "recognised at 1%", numeric: true }, { text: "recognised at 5%", numeric: true }],
         rows, sortable: false,
       });
@@ -173,12 +173,14 @@
       const { privacy, guarantee, metrics, graph } = facts, asked = facts.answers.filter(({ key }) => privacy.epsilon_per_agent[key]);
       const names = metrics ? metrics.names.filter((name) => metrics.agents[name]) : [];
       const most = privacy.sees_most[guarantee.answer];
-      const cell = (value, text) => ({ show: value === null || value === undefined ? text : topdp.value(value), sort: value ?? null });
-      const head = [{ text: "agent" }, ...names.map((name) => ({ text: name, numeric: true })), ...asked.map(({ label }) => ({ text: `ε ${label}`, numeric: true })),
+      const cell = (value, text) => ({ show: value === null || value === undefined ? text : topdp.upper(value), sort: value ?? null });
+      const head = [{ text: "agent" }, ...names.map((name) => ({ text: name, numeric: true })),
+        ...(Array.isArray(privacy.delta) ? [{ text: "δ", numeric: true }] : []), ...asked.map(({ label }) => ({ text: `ε ${label}`, numeric: true })),
         { text: `μ ${guarantee.label}`, numeric: true }, ...(most ? [{ text: "who learns most" }] : [])];
       const rows = graph.names.map((name, agent) => [
         { show: topdp.name(name), sort: name },
         ...names.map((metric) => ({ show: topdp.value(metrics.agents[metric][agent], topdp.metric(metric, metrics.shares, metrics.agents[metric][agent])), sort: metrics.agents[metric][agent] })),
+        ...(Array.isArray(privacy.delta) ? [cell(privacy.delta[agent])] : []),
         ...asked.map(({ key }) => cell(privacy.epsilon_per_agent[key][agent], "infinite")),
         cell((privacy.mu_per_agent[guarantee.answer] || [])[agent], "–"),
         ...(most ? [{ show: el("span", {}, (most[agent] || []).flatMap((one, k) => [k ? ", " : "", topdp.name(graph.names[one])])), sort: (most[agent] || []).join() }] : []),
@@ -193,8 +195,8 @@
       const { links, names } = facts.graph;
       const rows = links.from.map((from, k) => [
         { show: topdp.name(names[from]), sort: names[from] }, { show: topdp.name(names[links.to[k]]), sort: names[links.to[k]] },
-        { show: links.epsilon[k] === null ? "infinite" : topdp.value(links.epsilon[k]), sort: links.epsilon[k] ?? Infinity },
-        { show: links.mu[k] === null ? "infinite" : topdp.value(links.mu[k]), sort: links.mu[k] ?? Infinity },
+        { show: links.epsilon[k] === null ? "infinite" : topdp.upper(links.epsilon[k]), sort: links.epsilon[k] ?? Infinity },
+        { show: links.mu[k] === null ? "infinite" : topdp.upper(links.mu[k]), sort: links.mu[k] ?? Infinity },
       ]);
       topdp.fillTable(inside, { caption: `Upper bounds on what the second agent learns about the first (${facts.guarantee.label}).`,
         head: [{ text: "records of" }, { text: "seen by" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }], rows });
@@ -208,7 +210,7 @@
     const spec = (now) => {
       const { spending, guarantee, graph } = now, names = Object.keys(spending.epsilon);
       const budget = typeof guarantee.epsilon === "number" ? guarantee.epsilon : null;
-      const last = (name) => topdp.number(spending.epsilon[name].at(-1));
+      const last = (name) => topdp.bound(spending.epsilon[name].at(-1));
       // Curves that coincide are drawn as one.
       const close = (a, b) => a.every((value, k) => Math.abs(value - b[k]) <= 1e-6 * Math.abs(value));
       const merged = [];
@@ -245,7 +247,8 @@
       const versions = Object.entries(facts.versions).filter(([, value]) => value).map(([key, value]) => `${key} ${value}`).join(", ");
       return [el("dl", { class: "facts" },
         item("Command that repeats the run", el("code", {}, topdp.name(facts.command))),
-        item("Seed", `${facts.seed}`, el("span", { class: "words" }, " Anybody who knows the seed can reproduce the noise of a simulated run: for a run on private records, keep this page as safe as the run folder.")),
+        item("Seed", `${facts.seed}`, el("span", { class: "words" }, " Public: the noise does not follow from it.")),
+        item("Noise", facts.noise_seed === null ? (facts.federation ? "each agent's own, from the operating system" : "from a secret key") : `noise seed ${facts.noise_seed}: public`),
         item("Versions", versions), item("Model", topdp.name(facts.model)),
         item("Releases", `${facts.releases}`), item("Plan", el("code", { class: "digest" }, facts.privacy.plan))), fold.element];
     },

@@ -29,6 +29,17 @@
     const rounded = Number(value.toPrecision(4));
     return Math.abs(rounded) < 1e-4 && rounded !== 0 ? rounded.toExponential() : String(rounded);
   };
+  // Upper bounds (ε, μ) with four digits, rounded up. The exponent form gives the digits that stand for the number.
+  topdp.bound = (value) => {
+    if (typeof value !== "number" || !Number.isFinite(value) || value === 0) return topdp.number(value);
+    const nearest = Number(value.toPrecision(4)), step = 10 ** (Math.floor(Math.log10(Math.abs(value))) - 3);
+    return topdp.number(nearest < value ? Number((nearest + step).toPrecision(4)) : nearest);
+  };
+  // One number for all agents, or the least and the largest of a list with one per agent.
+  topdp.range = (values) => {
+    const all = [values].flat().map(Number), ends = [Math.min(...all), Math.max(...all)];
+    return [...new Set(ends)].map(topdp.number).join(" to ");
+  };
   topdp.percent = (value, digits = 2) =>
     value === null || value === undefined ? "undefined" : `${(100 * value).toFixed(digits)}%`;
   // A number rounded up, for upper bounds.
@@ -42,6 +53,8 @@
     value === null || value === undefined
       ? text
       : el("span", { "data-value": value, title: String(value) }, text === undefined ? topdp.number(value) : text);
+
+  topdp.upper = (value) => topdp.value(value, topdp.bound(value));
 
   // A table that can be sorted by its columns. head: [{text, numeric}], rows: cells as text, nodes or
   // {show, sort}. The chosen order is preserved when the same holder is filled again.
