@@ -168,7 +168,7 @@ def test_the_tables_name_the_worst_observer_and_the_assumptions(topdp, monkeypat
         "sees most, adaptive",
         "adaptive (budget)",
         "power at 5%",
-        "8.4%",
+        "8.5%",
         "0.2681",
         "share of the budget",
         "100.0%",

@@ -100,7 +100,7 @@ WRONG = {
     "recorded": ([*AUDIT, "--recorded"], "got none, which has no canaries.npz"),
     "preset": (["account", "--preset", ""], "Expected a preset, got ''"),
     "no run": (["run", "--resume", "full"], "could not read run.json: No such file or directory."),
-    "minutes": (["reproduce", "1", "--minutes", "nan"], "--minutes: expected a number >= 0, got nan"),
+    "minutes": (["reproduce", "fig3", "--minutes", "nan"], "--minutes: expected a number >= 0, got nan"),
     "identity": (["agent", "init", "--name", "a", "--identity", "a file"], "a file is a file."),
     "demo to a file": (
         ["federation", "demo", *sets("data.name=blobs.npz"), "--agents", "3", "--out", "a file"],

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from topdp.agents.ledger.ledger_entries import finite_or_none
+from topdp.base.number_text import rounded_up
 from topdp.cli.agent_options import IdentityFolder, Site, State, epsilon_in_words
 from topdp.errors import InputError
 from topdp.views.terminal.console import Json, print_result, show
@@ -25,8 +26,8 @@ def show_charges(state: State, as_json: Json = False) -> None:
         table.add_row(
             str(entry.round),
             entry.kind,
-            f"{entry.charge:.3g}",
-            f"{entry.total:.4g}",
+            rounded_up(entry.charge, 3),
+            rounded_up(entry.total),
             epsilon_in_words(entry.worst_case),
             ", ".join(entry.digests) or "-",
         )
@@ -44,7 +45,7 @@ def verify_ledger(state: State, as_json: Json = False) -> None:
     ledger = Ledger(state, writable=False)
     charges = verify(ledger)
     facts = {"charges": charges, "epsilon": ledger.total, "whole": True}
-    text = f"{charges} charges, epsilon {ledger.total:.6g}: the ledger is complete and consistent."
+    text = f"{charges} charges, epsilon {rounded_up(ledger.total, 6)}: the ledger is complete and consistent."
     print_result(as_json, facts, text)
 
 

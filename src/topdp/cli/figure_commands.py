@@ -36,7 +36,7 @@ def graph(
     with show_progress(err, "graph") as progress:
         from topdp import topology
         from topdp.runs.run_outline import RunOutline
-        from topdp.views.pictures.graph_picture import draw
+        from topdp.views.pictures.graph_picture import draw, listed_sets
         from topdp.views.terminal import tables
 
         drawn = RunOutline.of(run_config).graph
@@ -44,20 +44,20 @@ def graph(
         progress("drawing")
         draw(drawn, picture)
     parts: list[object] = [tables.facts(f"{drawn.name}, {drawn.agents} agents", facts)]
-    for i, j in drawn.directed.tolist() if drawn.agents <= 12 else []:
-        cover = ", ".join(map(str, sorted(drawn.cover_set(i, j))))
-        parts.append(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}")
+    parts += listed_sets(drawn)
     print_result(as_json, {**facts, "picture": str(picture)}, *parts, f"The picture is {picture}")
 
 
 def reproduce(
     figure: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="FIGURE",
-            help="1 to 8, frontier-mnist (or another data set), several with commas, or all.",
+            help="fig2 to fig12, by the paper's numbers; frontier-mnist (or another data set); readings; "
+            "several with commas; or all. Without it, the command lists them.",
+            show_default=False,
         ),
-    ] = "all",
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on two cores.")] = False,
     lens: Annotated[
         str, typer.Option(help="printed, same, honest, or several with commas.")
@@ -72,13 +72,16 @@ def reproduce(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Reproduce the paper's figures.
+    """Reproduce the paper's figures, or list them.
 
     Each figure is computed under three lenses, and each claim gets a verdict. Continues earlier work.
     Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
     """
     if not minutes >= 0:
         raise ConfigError(f"--minutes: expected a number >= 0, got {minutes}.")
+    if figure is None:
+        _list_figures(as_json, quick or redraw or folder is not None)
+        return
     out_folder = folder or Path("reproduction-quick" if quick else "reproduction")
     how = f"the same command; finished runs are in {out_folder}."
     with show_progress(err, "reproduce", "loading torch") as progress, continue_with(how):
@@ -102,3 +105,18 @@ def reproduce(
     quick_remark = [reproduce.QUICK_REMARK] if quick else []
     where = f"Figures, numbers and verdicts are in {out_folder}"
     print_result(as_json, facts, *verdicts, *quick_remark, where)
+
+
+def _list_figures(as_json: bool, is_asked_to_run: bool) -> None:
+    """Print the figures with their captions and commands."""
+    with show_progress(err, "reproduce", "loading torch"):
+        from topdp.experiments import reproduce
+        from topdp.views.terminal import tables
+
+        captions = reproduce.captions()
+    if is_asked_to_run:
+        raise ConfigError(
+            "Expected a figure, or all, with --quick, --redraw or --out, got none. Name one: "
+            f"{', '.join(reproduce.FIGURE_NAMES)}, all."
+        )
+    print_result(as_json, {"figures": captions}, tables.captions(captions))

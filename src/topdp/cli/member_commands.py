@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from topdp.base.number_text import rounded_up
 from topdp.cli.agent_options import IdentityFolder, expect_agents_installed
 from topdp.cli.shared_options import expect_new_file
 from topdp.views.terminal.console import Json, err, print_result, remark
@@ -79,7 +80,7 @@ def amend(
         from topdp.agents.agreement import federation_manifest
         from topdp.agents.agreement.identity_card import read_card
         from topdp.agents.agreement.manifest import read_manifest
-        from topdp.agents.agreement.run_setup import granted_budgets
+        from topdp.agents.agreement.run_setup import granted_budgets, granted_deltas
         from topdp.agents.node import amending
 
         before = read_manifest(manifest)
@@ -99,15 +100,15 @@ def amend(
         remark(each)
     amendment = amended.amends
     assert amendment is not None
-    budgets, new_delta = granted_budgets(amended), amended.config.privacy.delta
+    budgets, new_deltas = granted_budgets(amended), granted_deltas(amended)
     lines, deltas = [], []
     for name in dict.fromkeys([*before.names, *amended.names]):
         spent, budget = amendment.spent.get(name, 0.0), budgets.get(name, 0.0)
-        delta = amendment.delta * (name in amendment.spent) + new_delta * (name in budgets)
+        delta = amendment.spent_delta(name) + new_deltas.get(name, 0.0)
         deltas.append(delta)
         lines.append(
-            f"{name}: epsilon {spent:.4g} before + {budget:.4g} = {spent + budget:.4g} at most, "
-            f"delta {delta:.2g}"
+            f"{name}: epsilon {rounded_up(spent)} before + {rounded_up(budget)} = "
+            f"{rounded_up(spent + budget)} at most, delta {rounded_up(delta, 2)}"
         )
     print_result(
         as_json,
@@ -139,7 +140,7 @@ def sign(
     from topdp.agents.agreement import amendments
     from topdp.agents.agreement.card_succession import load_identities
     from topdp.agents.agreement.manifest import read_manifest
-    from topdp.agents.agreement.run_setup import granted_budgets
+    from topdp.agents.agreement.run_setup import granted_budgets, granted_deltas
     from topdp.agents.node.carried_budget import expect_listed
 
     amended, identities = read_manifest(manifest), load_identities(folder)
@@ -150,8 +151,8 @@ def sign(
     amendment = signed.amends
     assert amendment is not None
     spent, granted = amendment.spent.get(name), amendment.granted.get(name)
-    budget, delta = granted_budgets(signed)[name], signed.config.privacy.delta
-    before = "joins, " if spent is None else f"{spent:.4g} of {granted:.4g} before + "
+    budget, delta = granted_budgets(signed)[name], granted_deltas(signed)[name]
+    before = "joins, " if spent is None else f"{rounded_up(spent)} of {rounded_up(granted or 0.0)} before + "
     print_result(
         as_json,
         {
@@ -167,6 +168,6 @@ def sign(
         },
         f"The run {amendment.manifest[:16]} ends with round {amendment.round}; then "
         f"{', '.join(signed.names)}.",
-        f"{name}: epsilon {before}{budget:.4g} at most, delta {delta:.2g} of the new run",
+        f"{name}: epsilon {before}{rounded_up(budget)} at most, delta {rounded_up(delta, 2)} of the new run",
         f"{manifest}: signed{'; still to sign: ' + ', '.join(missing) if missing else ' by all'}.",
     )

@@ -15,16 +15,19 @@ from topdp.views.terminal.console import Json, err, print_result
 from topdp.views.terminal.progress_display import show_progress
 
 
-def _run_or_config(target: Path | None, preset: str | None, changes: list[str] | None) -> Path | RunConfig:
+def _run_or_config(
+    target: Path | None, preset: str | None, changes: list[str] | None, lens: str | None = None
+) -> Path | RunConfig:
     """Return the run folder `target`, or else the configuration that the options describe.
 
     Raise ConfigError for a run folder with further settings.
     """
     if target is None or not target.is_dir():
-        return config.read(target, preset, changes)
-    if preset or changes:
+        return options.read_config(target, preset, changes, lens)
+    if preset or changes or lens:
         raise ConfigError(
-            "Expected no settings with the folder of a run, which has its own. Remove --preset and --set."
+            "Expected no settings with the folder of a run, which has its own. Remove --preset, --lens and "
+            "--set."
         )
     return target
 
@@ -87,6 +90,7 @@ def plan(
 def account(
     target: options.Target = None,
     preset: options.Preset = None,
+    lens: options.Lens = None,
     changes: options.Changes = None,
     coalition: Annotated[
         int, typer.Option(min=1, help="Also account for coalitions of this many agents.")
@@ -106,7 +110,7 @@ def account(
     with a partition other than iid.
     """
     named = [name.strip() for name in answers.split(",") if name.strip()]
-    run_or_config = _run_or_config(target, preset, changes)
+    run_or_config = _run_or_config(target, preset, changes, lens)
     with show_progress(err, "account", "planning") as progress:
         from topdp.privacy.observers.coalitions import expect_coalition
         from topdp.runs import planning
@@ -192,7 +196,7 @@ def audit(
     ] = None,
     confidence: Annotated[float, typer.Option(help="Joint confidence of all bounds.")] = 0.95,
     delta: Annotated[float | None, typer.Option(help="By default the delta of the run.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of coins, noise and samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of coins and places.")] = 0,
     folder: options.Out = None,
     recorded: Annotated[
         bool, typer.Option("--recorded", help="Fail unless the folder holds recordings of a rehearsal.")

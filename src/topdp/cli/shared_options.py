@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from topdp.errors import Interrupted
+from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
@@ -24,6 +25,13 @@ Target = Annotated[
 ]
 Preset = Annotated[
     str | None, typer.Option("--preset", help="A shipped configuration; `topdp run --help` lists them.")
+]
+Lens = Annotated[
+    str | None,
+    typer.Option(
+        "--lens",
+        help="With a paper-* preset: the run of the paper's figures under the lens printed, same or honest.",
+    ),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -39,6 +47,22 @@ Seeds = Annotated[
 ]
 START_AGAIN = "the same command, which starts from the beginning, because nothing was stored."
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+
+
+def read_config(
+    file: Path | None, preset: str | None, changes: list[str] | None, lens: str | None
+) -> RunConfig:
+    """Return the configuration in a file or a preset, with changes and the settings of a lens, if any."""
+    if lens is None:
+        return config.read(file, preset, changes)
+    from topdp.experiments.lenses import lens_run
+
+    if file is not None or preset is None:
+        raise ConfigError(
+            f"--lens: expected a preset of the paper's setting with it, got {file or 'none'}. Use for "
+            f"example --preset paper-mnist-sync --lens {lens}."
+        )
+    return lens_run(preset, lens, changes or [])
 
 
 @contextmanager

@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 def run(
     file: options.ConfigFile = None,
     preset: options.Preset = None,
+    lens: options.Lens = None,
     changes: options.Changes = None,
     folder: options.Out = None,
     device: options.Device = "auto",
     as_json: Json = False,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an unfinished run.")] = None,
+    abandon: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="End an unfinished run for ever, and erase its noise key."),
+    ] = None,
     sinks: Annotated[
         list[str] | None,
         typer.Option("--sink", metavar="NAME", help="Also send metrics to tensorboard, mlflow or wandb."),
@@ -49,13 +54,19 @@ def run(
       best-mnist, best-fashion-mnist, best-cifar10
       paper-mnist-sync, paper-mnist-async
       paper-cifar10-sync, paper-cifar10-async
+    The paper-* presets are calibrated to `view`. With --lens they are the runs of the paper's figures:
+      topdp run --preset paper-mnist-sync --lens same
     """
+    if abandon is not None:
+        options.expect_nothing_else("--abandon", "run folder", file, preset, changes, folder, sinks, resume)
+        _abandon(abandon, as_json)
+        return
     wanted = None
     if resume is not None:
-        options.expect_nothing_else("--resume", "run folder", file, preset, changes, folder, sinks)
+        options.expect_nothing_else("--resume", "run folder", file, preset, lens, changes, folder, sinks)
     else:
         sink_keys = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
-        wanted = config.read(file, preset, [*(changes or []), *sink_keys])
+        wanted = options.read_config(file, preset, [*(changes or []), *sink_keys], lens)
     title = str(resume) if wanted is None else wanted.method.name
     if (on_ranks := started_together()) and resume is None and folder is None:
         raise ConfigError(
@@ -86,9 +97,19 @@ def run(
     print_result(as_json, result.summary(), *table, *stopped, where, then)
 
 
+def _abandon(path: Path, as_json: bool) -> None:
+    with show_progress(err, "abandon", "loading torch"):
+        from topdp.runs import run as runs
+
+        runs.abandon(path)
+    words = f"The run in {path} is abandoned: its noise key and checkpoints are erased."
+    print_result(as_json, {"run": str(path), "state": "abandoned"}, words)
+
+
 def compare(
     file: options.ConfigFile = None,
     preset: options.Preset = None,
+    lens: options.Lens = None,
     changes: options.Changes = None,
     methods: Annotated[str, typer.Option(help="Comma-separated method names.")] = "no-noise,plain,top",
     folder: options.Out = None,
@@ -102,9 +123,11 @@ def compare(
     --out continues.
     """
     expect_one_process("compare")
+    names = dict.fromkeys(part.strip() for part in methods.split(","))
+    seed = f"seed={config.read(file, preset, changes).seed}"  # one seed for all methods, also if it is random
     wanted = {
-        name: config.read(file, preset, [*(changes or []), f"method.name={name}"])
-        for name in dict.fromkeys(part.strip() for part in methods.split(","))
+        name: options.read_config(file, preset, [*(changes or []), seed, f"method.name={name}"], lens)
+        for name in names
     }
     out_folder = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
     how = f"the same command and --out {out_folder}"
@@ -148,7 +171,7 @@ def _compare_seeds(
 
         points = sweep_grid.resolved_points([
             sweep_grid.GridPoint(
-                f"{name}/seed-{seed}", {"method": name}, seed, method.model_copy(update={"seed": seed})
+                f"{name}/seed-{seed}", {"method": name}, seed, sweep_grid.with_seed(method, seed)
             )
             for name, method in wanted.items()
             for seed in range(method.seed, method.seed + seeds)
@@ -177,11 +200,12 @@ def _show_points(points: Sequence[SweepPoint], place: Path, as_json: bool, along
         else:
             figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
     where = f"All runs are in {place}, their numbers in sweep.csv."
+    together = sweep_summary.cost_together(spreads)
     print_result(
         as_json,
-        {"out": str(place), "points": sweep_summary.summaries(spreads)},
+        {"out": str(place), "points": sweep_summary.summaries(spreads), "together": together},
         tables.sweep(spreads),
-        sweep_summary.cost_together(spreads),
+        together,
         f"The figure is {figure}. {where}" if figure else where,
     )
 
@@ -239,6 +263,7 @@ def sweep(
     machines = {"--address": address, "--cpus": cpus, "--gpus": gpus}
     _expect_executor(executor, machines, device)
     if resume is None:
+        config.expect_budget_or_noise([*(changes or []), *(over or [])], "--set and --over")
         base = config.read(file, preset, changes).to_toml()
     out_folder = resume or folder or Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}"
     how = f"topdp sweep --resume {out_folder}"
@@ -297,8 +322,12 @@ def export(
     """Write a trained network to a file that other tools read. Reads no data."""
     with show_progress(err, "export", "loading torch"):
         from topdp.runs.model_export import export_run, format_of
+        from topdp.runs.run_folder import RunFolder
 
         written = export_run(run, file, format, agent, best)
     facts = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
     network = "mean network of all agents" if agent == "mean" else f"network of agent {agent}"
-    print_result(as_json, {"run": str(run), **facts}, f"The {network} is {written}")
+    redrawable = RunFolder.open(run).config.redrawable_noise
+    notes = [] if redrawable is None else [redrawable]
+    facts["redrawable_noise"] = redrawable
+    print_result(as_json, {"run": str(run), **facts}, f"The {network} is {written}", *notes)
