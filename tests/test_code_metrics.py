@@ -13,7 +13,7 @@ SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
     "packages": 14,
-    "code lines": 36_000,
+    "code lines": 38_150,
     "repeated module names": 0,
     "repeated class names": 0,
     "repeated constant names": 0,
@@ -21,7 +21,7 @@ LIMITS = {
     "long positional constructors": 0,
     "arguments of the longest constructor": 19,
 }
-AGENT_LIMITS = {"agent modules": 180, "agent modules excluded": 0}
+AGENT_LIMITS = {"agent modules": 185, "agent modules excluded": 0}
 
 
 def measured(agents):

@@ -127,6 +127,7 @@ def test_every_error_belongs_to_the_family():
         "NotFoldedError",
         "NoticeError",
         "BatchAccessError",
+        "UncertifiedError",
         "UnsuitedError",
         "_DamagedError",
         "_MismatchError",

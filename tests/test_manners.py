@@ -72,7 +72,7 @@ def test_counted_steps_are_announced_one_by_one(topdp, few):
 
 INTERRUPTED = {
     "reproduce": (
-        ["reproduce", "1", "--quick", "--out", "figures"],
+        ["reproduce", "fig3", "--quick", "--out", "figures"],
         "topdp.experiments.reproduce.reproduce",
         "Interrupted. Continue with: the same command; finished runs are in figures.",
     ),
@@ -114,7 +114,7 @@ def test_a_time_limit_names_the_command_that_continues(topdp, tmp_path, monkeypa
         raise OutOfTime("Time is up with 3 stacks of runs to go.")
 
     monkeypatch.setattr("topdp.experiments.reproduce.reproduce", up)
-    done = topdp("reproduce", "1", "--out", tmp_path / "figures")
+    done = topdp("reproduce", "fig3", "--out", tmp_path / "figures")
     assert done.code == 130 and "Time is up with 3 stacks of runs to go. Continue with: the same" in done.err
 
 

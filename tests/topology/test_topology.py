@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topdp import topology
+from topdp.runs.config import ConfigError, TopologyConfig, read
+from topdp.runs.run_outline import named_graph
 from topdp.topology import (
     FAMILIES,
     Topology,
@@ -425,10 +427,20 @@ def test_the_error_for_many_components_does_not_list_all() -> None:
 
 
 def test_options_of_all_families_are_configuration_keys() -> None:
-    """The configuration passes the keys of [topology] by name."""
-    allowed = {"agents", "connection", "seed", "hubs", "attach", "degree", "rewire", "path", "weights"}
+    """The configuration passes the keys of [topology], and the seed, by name."""
+    keys = {"seed", *TopologyConfig.model_fields}
     for family in FAMILIES.values():
-        assert set(inspect.signature(family).parameters) <= allowed
+        assert set(inspect.signature(family).parameters) <= keys
+
+
+def test_the_configuration_attaches_leaves_to_one_hub_or_to_all() -> None:
+    kind = ["topology.kind=star", "topology.agents=7"]
+    one, shared = (named_graph(read(changes=kind + more)) for more in ([], ["topology.attach=all"]))
+    assert one.edges.tolist() == star(7).edges.tolist()
+    assert shared.edges.tolist() == star(7, attach="all").edges.tolist() != one.edges.tolist()
+    assert set(shared.degrees[2:].tolist()) == {2}
+    with pytest.raises(ConfigError, match=r"topology\.attach: got 'both'\. Known: one, all"):
+        read(changes=["topology.attach=both"])
 
 
 def test_weights_in_a_file_can_be_ignored_and_1_is_not_a_weight(tmp_path: Path) -> None:
