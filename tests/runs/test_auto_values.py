@@ -273,6 +273,7 @@ def test_with_different_shards_and_budgets_no_agent_exceeds_its_budget(job, guar
     """The noise is the allocation for the chosen pair noise."""
     epsilon = [4.0, 2.0, 4.0, 3.0, 4.0, 4.0, 1.0, 4.0]
     sizes = ('data.partition="sizes"', "data.sizes=[20,20,20,30,30,30,40,50]", f"privacy.epsilon={epsilon}")
+    sizes += ("train.weighting=agents", "privacy.weights=equal")
     found = resolved(job(*sizes, f"privacy.guarantee={guarantee}"))
     plan, account = planning.plan_and_account(found)
     spent = account.answer(guarantee).epsilon

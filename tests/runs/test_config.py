@@ -224,7 +224,11 @@ def test_a_stored_configuration_with_former_keys_is_read():
     stored = config.parse_stored(OLD, "config.toml")
     noise = {"kind": "steps", "exponent": 0.25, "period": 9}
     assert stored == config.parse(
-        {"method": {"name": "plain", "noise_schedule": noise}, "privacy": {"allow_slow": True}}
+        {
+            "method": {"name": "plain", "noise_schedule": noise},
+            "privacy": {"allow_slow": True, "weights": "equal"},
+            "train": {"weighting": "agents"},  # as it was when files had no such key
+        }
     )
     assert OLD["method"]["decays"] is True  # the argument is not changed
 
@@ -234,7 +238,7 @@ def test_with_former_keys_renames_every_moved_key():
     former = config.with_former_keys(stored.model_dump(exclude_defaults=True))
     along = {"kind": "steps", "exponent": 0.25}
     assert former["method"] == {"name": "plain", "decay": {"period": 9}, "noise_along": along}
-    assert former["privacy"] == {"patient": True}
+    assert former["privacy"] == {"patient": True} and "train" not in former
 
 
 def test_moved_keys_do_not_exist_and_their_new_names_do():

@@ -115,10 +115,10 @@ def select_for_agents(
 @lru_cache(maxsize=8)
 def _full_batches(batches: tuple[Batches, ...], device: str) -> Selection:
     counts = [batch.records for batch in batches]
-    N = torch.tensor(counts, device=device)
+    N, divisor = torch.tensor(counts, device=device), _divisor(batches, device)
     if len(set(counts)) == 1:
-        return Selection(None, None, N.float())
-    return Selection(None, (torch.arange(max(counts), device=device) < N[:, None]).float(), N.float())
+        return Selection(None, None, divisor)
+    return Selection(None, (torch.arange(max(counts), device=device) < N[:, None]).float(), divisor)
 
 
 def _cycle_batches(batches: tuple[Batches, ...], seed: int, rounds: range, device: str) -> list[Selection]:
@@ -136,11 +136,13 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
     Indices and weights are [n, longest period, largest size]; periods and divisors are [n].
     """
     periods = np.array([batch.period for batch in batches])
-    shape = (len(batches), int(periods.max()), max(batch.divisor for batch in batches))
+    shape = (len(batches), int(periods.max()), max(batch.max_records for batch in batches))
     indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for agent, batch in enumerate(batches):
+        assert isinstance(batch, Cycle)
         order = stream(seed, "cycle", agent).permutation(batch.records)
-        turn, position = np.divmod(np.arange(batch.records), batch.divisor)
+        turn = batch.batch_of(np.arange(batch.records))
+        position = np.arange(batch.records) - np.searchsorted(turn, turn)
         indices[agent, turn, position] = order
         weights[agent, turn, position] = 1
     return (
@@ -153,10 +155,10 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
 
 @lru_cache(maxsize=8)
 def _poisson_settings(batches: tuple[Batches, ...], device: str) -> tuple[Ints, Floats, int, Tensor]:
-    """Return the record counts and rates [n, 1], the largest divisor, and the divisors [n] of all agents."""
+    """Return the record counts and rates [n, 1], the largest expected batch, and the divisors [n]."""
     N = np.array([batch.records for batch in batches])[:, None]
     q = np.array([batch.rate for batch in batches])[:, None]
-    return N, q, max(batch.divisor for batch in batches), _divisor(batches, device)
+    return N, q, max(batch.typical_records for batch in batches), _divisor(batches, device)
 
 
 def typical_batch_width(batches: Sequence[Batches]) -> int:
@@ -164,7 +166,7 @@ def typical_batch_width(batches: Sequence[Batches]) -> int:
 
     For Poisson batches, return a number that is hardly ever exceeded.
     """
-    largest = max(batch.divisor for batch in batches)
+    largest = max(batch.typical_records for batch in batches)
     if not any(isinstance(batch, Poisson) for batch in batches):
         return largest
     return min(max(batch.records for batch in batches), _geometric_draws(largest))
@@ -206,4 +208,8 @@ def _geometric(q: Floats, columns: int, key: bytes) -> Ints:
 
 
 def _divisor(batches: tuple[Batches, ...], device: str) -> Tensor:
-    return torch.tensor([float(batch.divisor) for batch in batches], device=device)
+    """Return the divisors [n] in float32, rounded up, so that no release exceeds its sensitivity."""
+    exact = np.array([batch.divisor for batch in batches])
+    rounded = exact.astype(np.float32)
+    rounded = np.where(rounded < exact, np.nextafter(rounded, np.float32(np.inf)), rounded)
+    return torch.from_numpy(rounded).to(device)

@@ -41,6 +41,9 @@ def run_name(config: RunConfig) -> str:
     different.get("method", {}).pop("rematch", None)
     if config.method.mode == "async" and config.method.rematch != "next-round":
         different["method"]["rematch"] = config.method.rematch
+    # Earlier, every agent had the same weight.
+    if config.data.partition != "iid" and config.train.weighting == "records":
+        different.setdefault("train", {})["weighting"] = "records"
     canonical = json.dumps([NAMING_VERSION, different], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -89,7 +89,7 @@ def calibrate(
     # If agents differ only in their position in the graph, all get the same noise, as in the paper.
     if shares is not None:
         search = Balance(shares, budget_excess.whole(shares))
-    elif np.ptp(needs) <= 1e-12 * needs.max() and len(set(exposure.batches)) == 1:
+    elif np.ptp(needs) <= 1e-12 * needs.max() and exposure.same_participation:
         search = Balance(needs, budget_excess.whole(needs))
     else:
         least = budget_excess.least()

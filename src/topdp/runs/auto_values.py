@@ -59,7 +59,7 @@ def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule
     """
     config, graph = outline.config, outline.graph
     if outline.method.pools:  # a single agent has nobody to collude with
-        return _with(config, privacy={"colluders": 0})
+        return with_keys(config, privacy={"colluders": 0})
     expect_colluders(config.privacy.colluders, graph.agents)
     config = _not_accelerated(config)
     if outline.method.shares_noise:
@@ -68,7 +68,7 @@ def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule
         averaging, ones, chebyshev = _Averaging(graph), np.ones(graph.agents), config.method.chebyshev
         steps = _gossip_candidates(outline, analysis)
         best = min(steps, key=lambda gossip: averaging.price(ones, ones, 0.0, gossip, chebyshev))
-        config = _with(config, method={"gossip": best})
+        config = with_keys(config, method={"gossip": best})
     _expect_all_batches(outline, config, analysis)
     return config
 
@@ -77,7 +77,7 @@ def _not_accelerated(config: RunConfig) -> RunConfig:
     """Return the configuration without Chebyshev acceleration if it has a robust rule, because acceleration
     extrapolates beyond the rows that the rule accepts.
     """
-    return config if config.robust.rule == "mean" else _with(config, method={"chebyshev": False})
+    return config if config.robust.rule == "mean" else with_keys(config, method={"chebyshev": False})
 
 
 def noise_shares(run: ResolvedRun) -> Floats | None:
@@ -87,13 +87,13 @@ def noise_shares(run: ResolvedRun) -> Floats | None:
     protocol = run.protocol
     if not isinstance(protocol, Correlated):
         return None
-    config, noise_alone = run.config, _noise_alone(run, run.analysis, run.schedule)
-    if np.ptp(noise_alone) <= 1e-12 * noise_alone.max():
+    config, alone = run.config, noise_alone(run, run.analysis, run.schedule)
+    if np.ptp(alone) <= 1e-12 * alone.max():
         return None
     pairs = secret_pairs(protocol.secrets, run.graph, protocol.degree, config.seed)
     if not guarantee_kind(config.privacy.guarantee).relies_on_others:
-        return noise_alone  # all other agents together know the pair noise
-    return _at_ratio(pairs, noise_alone, config.privacy.colluders, protocol.pair_noise)
+        return alone  # all other agents together know the pair noise
+    return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
 
 
 def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Floats:
@@ -138,7 +138,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
     if "auto" not in (c.secrets_degree, c.pair_noise, c.gossip):
         _expect_uncut(config, graph, degrees[0])
         return config
-    noise_alone = _noise_alone(outline, analysis, schedule)
+    alone = noise_alone(outline, analysis, schedule)
     steps = _gossip_candidates(outline, analysis) if c.gossip == "auto" else (expect_gossip(c.gossip),)
     averaging, choices = _Averaging(graph), list[tuple[float, dict[str, float]]]()
     for degree in degrees:
@@ -150,18 +150,18 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
             raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         if c.pair_noise == "auto":
-            tried = [allocated(pairs, noise_alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS]
+            tried = [allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS]
             ratios_and_noise = [(allocation.pair_noise, allocation.own) for allocation in tried]
         else:
-            ratios_and_noise = [(c.pair_noise, _at_ratio(pairs, noise_alone, colluders, c.pair_noise))]
+            ratios_and_noise = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
         for ratio, own in ratios_and_noise:
             shared = averaging.shared(pairs, ratio * math.sqrt(float(np.square(own).mean())))
             for gossip in steps:
-                price = averaging.price(own, noise_alone, shared, gossip, c.chebyshev)
+                price = averaging.price(own, alone, shared, gossip, c.chebyshev)
                 chosen = {"secrets_degree": degree, "pair_noise": ratio, "gossip": gossip}
                 choices.append((price, chosen))
     _, best = min(choices, key=lambda choice: choice[0])
-    return _with(config, method=best)
+    return with_keys(config, method=best)
 
 
 def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ...]:
@@ -199,10 +199,12 @@ def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
     expect_uncut(pairs, graph.agents, config.privacy.colluders, config.method.secrets, config.seed)
 
 
-def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> Floats:
+def noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> Floats:
     """Return the noise [agents] that each agent needs without the noise of others, up to a common factor."""
     agents, epsilon, delta = outline.graph.agents, outline.epsilon, outline.delta
-    if epsilon is None or (np.ptp(epsilon) == np.ptp(delta) == 0 and len(set(analysis.batches)) == 1):
+    exposure = analysis.exposure()
+    alike = exposure.same_participation and np.ptp(exposure.sensitivity) == 0
+    if epsilon is None or (np.ptp(epsilon) == np.ptp(delta) == 0 and alike):
         return np.ones(agents)  # the noise is configured, or all agents need the same
 
     def write(deviation: Floats) -> Plan:
@@ -277,14 +279,17 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
         for key in ("secrets_degree", "pair_noise", "gossip")
         if getattr(given.method, key) == "auto"
     }
-    given = _not_accelerated(_with(given, method=chosen))
+    given = _not_accelerated(with_keys(given, method=chosen))
+    if given.privacy.weights == "auto":
+        given = with_keys(given, privacy={"weights": begun.privacy.weights})
     if method_of(given).pools:
-        given = _with(given, privacy={"colluders": 0})
+        given = with_keys(given, privacy={"colluders": 0})
     # Sinks do not change the results of a run.
     new, old = (dotted(config.model_dump(exclude={"report"})) for config in (given, begun))
     return sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
 
 
-def _with(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    """Return the configuration with other values of some keys, by section."""
     changed = {name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
     return config.model_copy(update=changed)

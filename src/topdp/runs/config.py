@@ -155,6 +155,7 @@ def _known_answer(name: str) -> str:
 
 
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
 class PrivacyConfig(Section):
@@ -167,6 +168,8 @@ class PrivacyConfig(Section):
     colluders: Annotated[int, Field(ge=0)] = 1  # the size of the coalitions to protect against
     adjacency: Literal["add-remove", "replace-one"] = "add-remove"
     sigma: NotNegative | list[NotNegative] | None = None
+    # The factor of each agent's gradient. "equal": 1; "auto": less for agents whose budget is smaller.
+    weights: Literal["auto", "equal"] | list[PositiveShare] = "auto"
     allow_slow: bool = False  # also compute answers that take very long
 
 
@@ -225,6 +228,7 @@ class TrainConfig(Section):
         Literal["cross-entropy", "mse", "huber", "bce", "given in Python"], BeforeValidator(_known_alias)
     ] = "cross-entropy"
     metrics: list[str] | None = None  # None: the usual metrics for the loss
+    weighting: Literal["records", "agents"] = "records"  # what counts the same in the average of all agents
     learning_rate: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.5  # a list: one per round
     fading: Literal["none", "linear", "cosine", "sqrt-epoch", "step"] = "linear"
     fading_factor: Annotated[float, Field(gt=0, le=1)] = 0.5  # for "step": the factor on the learning rate
@@ -423,6 +427,10 @@ def parse_stored(tree: dict[str, Any], origin: str) -> RunConfig:
     method = tree.get("method")
     if isinstance(method, dict) and method.get("mode") == "async":
         method.setdefault("rematch", "next-round")
+    if isinstance(train := tree.setdefault("train", {}), dict) and "weighting" not in train:
+        train["weighting"] = "agents"
+        if isinstance(privacy := tree.setdefault("privacy", {}), dict):
+            privacy.setdefault("weights", "equal")
     return parse(tree, origin)
 
 
@@ -438,7 +446,11 @@ def with_former_keys(tree: dict[str, Any]) -> dict[str, Any]:
         tree["method"] |= ({"decay": decay} if decay else {}) | ({"noise_along": along} if along else {})
     if "allow_slow" in tree.get("privacy", {}):
         tree["privacy"]["patient"] = tree["privacy"].pop("allow_slow")
-    return tree
+    # What version 0.1 did had no key.
+    for section, key, value in (("train", "weighting", "agents"), ("privacy", "weights", "equal")):
+        if tree.get(section, {}).get(key) == value:
+            del tree[section][key]
+    return {name: part for name, part in tree.items() if part != {}}
 
 
 def _merge(tree: dict[str, Any], path: list[str], value: Any) -> None:
@@ -539,6 +551,7 @@ KEYS_WITH_FORMS = {
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.delta": "a number > 0 and < 1, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
+    "privacy.weights": '"auto", "equal", or a list with one number > 0 and <= 1 per agent',
 }
 
 

@@ -139,7 +139,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], method:
         return Option(method=name, noise=None, between=None, sent=0, reason=str(error), settings={})
     plan = run.write_plan(noise.deviation)
     residual, releases = residual_noise(plan), plan.releases_per_round
-    pooled = pooled_noise(run.config, counts)
+    pooled = pooled_noise(run.config, counts) * run.total_weight**2
     average, between = float(residual.average[-1]) / pooled, float(residual.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
     if method.shares_noise:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from topdp.runs.agent_weights import with_agent_weights
 from topdp.runs.auto_values import with_auto_values
 from topdp.runs.config import RunConfig
 from topdp.runs.named_records import record_counts
@@ -31,6 +32,7 @@ def resolve_outline(outline: RunOutline, counts: tuple[int, ...]) -> ResolvedRun
     """
     if isinstance(outline, ResolvedRun) and outline.counts == counts:
         return outline
+    outline = with_agent_weights(outline, counts)
     analysis, schedule = records_of(outline, counts)
     config = with_auto_values(outline, analysis, schedule)
     return ResolvedRun.with_records(replace(outline, config=config), analysis, schedule)

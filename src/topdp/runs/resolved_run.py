@@ -52,6 +52,11 @@ class ResolvedRun(RunOutline):
         return tuple(batches.records for batches in self.batches)
 
     @property
+    def total_weight(self) -> float:
+        """The weight of the pooled mean gradient in the average of all agents; 1 with equal weights."""
+        return float(np.mean([batches.share for batches in self.batches]))
+
+    @property
     def batches(self) -> tuple[Batches, ...]:
         """The batches of each agent."""
         return self.analysis.batches
@@ -76,13 +81,14 @@ def records_of(outline: RunOutline, counts: tuple[int, ...]) -> tuple[Analysis, 
     """
     analysis = analysis_of(outline.config, counts)
     fewest = counts.index(min(counts))
-    return analysis, _schedule(outline, analysis.batches[fewest].divisor, counts[fewest])
+    return analysis, _schedule(outline, analysis.batches[fewest].releases_per_pass)
 
 
-def _schedule(outline: RunOutline, batch: int, records: int) -> Schedule:
+def _schedule(outline: RunOutline, rounds_per_pass: int) -> Schedule:
     """Return the step sizes and noise of all releases.
 
-    An epoch is one pass over `records` in batches of size `batch`, unless `train.rounds_per_epoch` is set.
+    An epoch is one pass over the records, which takes `rounds_per_pass` rounds, unless
+    `train.rounds_per_epoch` is set.
     """
     config, train = outline.config, outline.config.train
     if isinstance(train.learning_rate, list):
@@ -92,7 +98,7 @@ def _schedule(outline: RunOutline, batch: int, records: int) -> Schedule:
             train.learning_rate,
             config.rounds,
             train.fading,
-            train.rounds_per_epoch or max(1, -(-records // batch)),
+            train.rounds_per_epoch or rounds_per_pass,
             train.fading_factor,
             train.fading_period,
         )

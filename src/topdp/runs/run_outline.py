@@ -6,6 +6,7 @@ depend on the number of records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -157,22 +158,38 @@ def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
     return np.broadcast_to(values, agents).copy()
 
 
+def weights_of(config: RunConfig, agents: int) -> Floats:
+    """Return the weight of each agent's gradient [agents]; 1 for weights that are still "auto"."""
+    weights = config.privacy.weights
+    if isinstance(weights, str) or method_of(config).pools:
+        return np.ones(agents)
+    return per_agent("privacy.weights", weights, agents)
+
+
 def batches_of(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
     """Return, for each agent i, how it selects the records of a release from its counts[i] records.
 
-    Raise InputError if a batch would be larger than the number of records of some agent.
+    Raise InputError if batches would be larger than the mean shard, or than a shard if every agent has the
+    same weight.
     """
-    batch = config.data.batch
+    batch, by_records = config.data.batch, config.train.weighting == "records"
+    mean = sum(counts) / len(counts) if by_records else None
+    shares = list(zip(counts, weights_of(config, len(counts)).tolist(), strict=True))
     if not isinstance(batch, CycleBatch | PoissonBatch):
-        return tuple(Full(count) for count in counts)
+        return tuple(Full(count, mean_records=mean, weight=weight) for count, weight in shares)
     size = batch.cycle if isinstance(batch, CycleBatch) else batch.poisson
-    if size > (smallest := min(counts)):
+    if mean is None and size > (smallest := min(counts)):
         raise InputError(
             f"Expected batches of at most {smallest} records, because agent {counts.index(smallest)} has no "
-            f"more, got {size}. Use smaller batches, fewer agents or a more even partition."
+            f'more, got {size}. Use smaller batches, train.weighting = "records", or a more even partition.'
+        )
+    if mean is not None and size > mean:
+        raise InputError(
+            f"Expected batches of at most {math.floor(mean)} records, because agents have {mean:g} on "
+            f"average, got {size}. Use smaller batches or fewer agents."
         )
     kind = Cycle if isinstance(batch, CycleBatch) else Poisson
-    return tuple(kind(count, size) for count in counts)
+    return tuple(kind(count, size, mean_records=mean, weight=weight) for count, weight in shares)
 
 
 def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:

@@ -72,11 +72,13 @@ def train(
     colluders: int = 1,
     adjacency: str = "add-remove",
     sigma: float | Sequence[float] | None = None,
+    weights: str | Sequence[float] = "auto",
     allow_slow: bool = False,
     # data
     batch: str | Mapping[str, int] = "full",
     feature_groups: int = 27,
     # training
+    weighting: str = "records",
     learning_rate: float | Sequence[float] = 0.5,
     fading: str = "linear",
     fading_factor: float = 0.5,

@@ -60,6 +60,9 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     own_deltas = isinstance(before.config.privacy.delta, list)
     if own_deltas:
         tree["privacy"]["delta"] = [delta.get(name, min(delta.values())) for name in names]
+    if isinstance(before.config.privacy.weights, list):  # a new member has the full weight
+        weights = dict(zip(before.names, before.config.privacy.weights, strict=True))
+        tree["privacy"]["weights"] = [weights.get(name, 1.0) for name in names]
     tree["topology"]["agents"] = len(names)
     releases_per_round = setup.plan.releases_per_round
     tree["rounds"] = change.rounds or max(1, before.config.rounds - change.round // releases_per_round)

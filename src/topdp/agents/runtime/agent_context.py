@@ -32,7 +32,7 @@ from topdp.base.array_types import AnyArray
 from topdp.base.progress import Progress, silent
 from topdp.errors import DataError
 from topdp.learning.models import FlatModel
-from topdp.plan.batches import Batches, Cycle
+from topdp.plan.batches import Batches
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
@@ -200,12 +200,7 @@ def _expect_row_fits_message(rules: Rules, start: Tensor) -> None:
 
 def _max_gradient_norm(batches: Batches, clip: float) -> float:
     """Return the largest norm of a mean gradient."""
-    return clip * _batch_records(batches) / batches.divisor
-
-
-def _batch_records(batches: Batches) -> int:
-    """Return the largest number of records in a batch."""
-    return batches.size if isinstance(batches, Cycle) else batches.records
+    return clip * batches.max_records / batches.divisor
 
 
 def _expect_small_rounding(
@@ -218,7 +213,7 @@ def _expect_small_rounding(
         meter.planned if meter.coalition_information is None else meter.coalition_information,
         _max_gradient_norm(batches, privacy.clip),
         largest,
-        exact.rounding_bound(_batch_records(batches), privacy.clip, batches.divisor),
+        exact.rounding_bound(batches.max_records, privacy.clip, batches.divisor),
         together=not hidden,
     )
     if hidden and meter.by_plan is not None:

@@ -113,7 +113,7 @@ class ExactGradients:
                 failing[block.start : block.stop] = torch.tensor([raises(slice(k, k + 1)) for k in block])
         return failing
 
-    def rounding_bound(self, records: int, clip: float, divisor: int) -> float:
+    def rounding_bound(self, records: int, clip: float, divisor: float) -> float:
         """Bound how far rounding moves the mean of `records` clipped gradients, in two data sets together.
 
         The error of a sum of k terms is k units of the sum of their norms, which is `records` clips. If a

@@ -67,6 +67,11 @@ class Exposure:
         """Whether the batches of some agent are drawn at random."""
         return any(batches.sampled for batches in self.batches)
 
+    @property
+    def same_participation(self) -> bool:
+        """Whether all agents use a record equally often, so that they differ in sensitivity only."""
+        return len({batches.participation for batches in self.batches}) == 1
+
     def periods(self) -> Ints:
         """Return for each agent the number of rounds from one use of a record to its next use [agents]."""
         return np.array([batches.period for batches in self.batches])

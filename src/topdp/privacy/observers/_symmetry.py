@@ -102,7 +102,10 @@ def _is_symmetry(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
     """Return whether the plan and the exposure are the same after each agent i is renamed to turn[i]."""
     if not np.array_equal(exposure.sensitivity[turn], exposure.sensitivity):
         return False
-    if any(exposure.batches[i] != exposure.batches[j] for i, j in enumerate(turn.tolist())):
+    if any(
+        exposure.batches[i].participation != exposure.batches[j].participation
+        for i, j in enumerate(turn.tolist())
+    ):
         return False
     parts = (plan.source, plan.weight, plan.carries, plan.draw, plan.std, plan.readers)
     kinds = np.unique(np.stack([part.which for part in parts]), axis=1, return_index=True)[1]

@@ -136,8 +136,8 @@ class Theorem1(Calibration):
 
     def _sampling_refusal(self, batches: Batches, remark: str) -> str:
         return (
-            f"it takes the sensitivity of all {batches.records} records for a batch of {batches.divisor}."
-            f"{remark} Use 'tight', 'optimal' or 'moments'."
+            f"it takes the sensitivity of all {batches.records} records for a batch of "
+            f"{batches.typical_records}.{remark} Use 'tight', 'optimal' or 'moments'."
         )
 
     def _sampling_remark(self, epsilon: float, delta: float, releases: int, batches: Batches) -> str:

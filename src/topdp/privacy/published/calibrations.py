@@ -71,7 +71,7 @@ def side_by_side(
         "delta": delta,
         "releases": releases,
         "records": records,
-        "batches": {"kind": batches.kind, "size": batches.divisor},
+        "batches": {"kind": batches.kind, "size": batches.typical_records},
         "clip": clip,
         "adjacency": adjacency,
         "sensitivity": clip * batches.sensitivity(kind),

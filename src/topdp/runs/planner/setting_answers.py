@@ -256,8 +256,9 @@ def _sufficient_sigma(question: PlannerQuestion, observer: Observe | None = None
     if epsilon is None:
         return None
     guarantee = WORST_CASE.name if observer is None else privacy.guarantee
-    differ = np.ptp(epsilon) > 0 or np.ptp(question.run.delta) > 0
-    if observer is not None and (differ or len(set(analysis.exposure().batches)) > 1):
+    exposure = analysis.exposure()
+    differ = any(np.ptp(each) > 0 for each in (epsilon, question.run.delta, exposure.sensitivity))
+    if observer is not None and (differ or not exposure.same_participation):
         return None
     query = query_of(
         question.run.config, observe=observe if observer is None else partial(_quick_bound, observer)
@@ -285,7 +286,8 @@ def _noise(question: PlannerQuestion, plan: Plan) -> dict[str, Any]:
         return _no_noise(f"The noise of {size} takes too long to compute here.")
     try:
         residual = residual_noise(plan)
-        pooled = pooled_noise(question.run.config, question.run.counts)
+        # Steps of the average are as long as with pooled records if its total weight is 1.
+        pooled = pooled_noise(question.run.config, question.run.counts) * question.run.total_weight**2
     except InputError as error:
         return _no_noise(str(error))
     return {"average": float(residual.average[-1]) / pooled, "between": float(residual.between[-1]) / pooled}
