@@ -83,6 +83,34 @@ def test_cycle_uses_every_record_once_in_its_period() -> None:
     assert used(cycle, 5, 0) != used(cycle, 6, 0)
 
 
+def test_shards_smaller_than_the_cycle_have_empty_batches() -> None:
+    mean = (2 + 100) / 2
+    batches: list[Batches] = [Cycle(2, 5, mean_records=mean), Cycle(100, 5, mean_records=mean)]
+    rounds = [used(batches, 3, round) for round in range(batches[0].period)]
+    assert batches[0].period == batches[1].period == 11
+    for agent, one in enumerate(batches):
+        assert sorted(chain.from_iterable(own[agent] for own in rounds)) == list(range(one.records))
+    assert sorted(len(own[0]) for own in rounds) == [0] * 9 + [1] * 2
+    assert select(batches, 3, 0).divisor.tolist() == [5, 5]
+
+
+def test_poisson_batches_of_unequal_shards_have_one_rate() -> None:
+    mean, rounds = (10 + 90) / 2, 3000
+    batches: list[Batches] = [Poisson(10, 5, mean_records=mean), Poisson(90, 5, mean_records=mean)]
+    sizes = np.array([[len(own) for own in used(batches, 4, round)] for round in range(rounds)])
+    for agent, one in enumerate(batches):
+        expected, deviation = 0.1 * one.records, np.sqrt(0.1 * 0.9 * one.records / rounds)
+        assert abs(sizes[:, agent].mean() - expected) < 5 * deviation
+
+
+def test_the_divisor_is_rounded_up() -> None:
+    """A smaller divisor would let a record exceed its sensitivity."""
+    batches: list[Batches] = [Full(1, mean_records=1 + 2**-30), Full(3, mean_records=10 / 3, weight=0.7)]
+    divisor = select(batches, 0, 0).divisor.double().numpy()
+    exact = np.array([one.divisor for one in batches])
+    assert (divisor >= exact).all() and (divisor <= exact * (1 + 2**-23)).all()
+
+
 def test_cycle_shuffles_each_agent_separately() -> None:
     first, second = used([Cycle(50, 50)] * 2, 0, 0)
     assert first != second and first != sorted(first)

@@ -26,7 +26,7 @@ def test_divisor_sensitivity_and_rate_follow_from_the_counts(records: int, size:
     assert [one.divisor for one in each] == [records, size, size]
     for one in each:
         assert one.sensitivity() == 1 / one.divisor and one.sensitivity("replace-one") == 2 / one.divisor
-        assert one.rate == one.divisor / records
+        assert one.rate == one.divisor / records and one.max_records >= one.typical_records == one.divisor
         assert one.participations(releases) == len(range(0, releases, one.period))
     # A batch of all records is a full batch to an accountant, whether it is sampled or cyclic.
     for one in each[1:] if size == records else []:
@@ -72,3 +72,46 @@ def test_unknown_adjacencies_are_rejected() -> None:
         expect_adjacency("swap")
     with pytest.raises(InputError, match="got 'swap'"):
         Full(3).sensitivity("swap")  # type: ignore[arg-type]
+
+
+@given(
+    records=st.lists(st.integers(1, 300), min_size=1, max_size=8),
+    size=st.integers(1, 300),
+    weight=st.sampled_from([1.0, 0.5, 0.1]),
+)
+def test_batches_of_the_mean_shard_give_every_agent_one_sensitivity(
+    records: list[int], size: int, weight: float
+) -> None:
+    mean = sum(records) / len(records)
+    size = max(1, min(size, int(mean)))
+    for make in (Full, lambda n, **more: Cycle(n, size, **more), lambda n, **more: Poisson(n, size, **more)):
+        each = [make(count, mean_records=mean, weight=weight) for count in records]
+        assert len({one.sensitivity() for one in each}) == len({one.participation for one in each}) == 1
+        assert len({one.releases_per_pass for one in each}) == 1
+        # The average of all agents is the weighted gradient of the pooled records.
+        assert np.mean([one.share for one in each]) == pytest.approx(weight)
+        # An agent with the mean number of records has batches as if all agents had that many.
+        if mean == int(mean):
+            assert make(int(mean), mean_records=mean) == make(int(mean))
+    assert Full(records[0], mean_records=mean, weight=weight).sensitivity() == pytest.approx(weight / mean)
+
+
+@given(records=st.integers(1, 400), mean=st.floats(1, 400), size=st.integers(1, 400))
+def test_a_cycle_deals_every_record_into_one_batch_in_proportion(
+    records: int, mean: float, size: int
+) -> None:
+    cycle = Cycle(records, max(1, min(size, int(mean))), mean_records=mean)
+    batch = cycle.batch_of(np.arange(records))
+    assert (np.diff(batch) >= 0).all() and batch[0] == 0 and batch[-1] < cycle.period
+    assert np.bincount(batch).max() <= cycle.max_records
+
+
+def test_wrong_mean_shards_and_weights_are_rejected() -> None:
+    for mean in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="mean_records > 0"):
+            Full(5, mean_records=mean)
+    for weight in (0.0, 1.1, float("nan")):
+        with pytest.raises(InputError, match="weight > 0 and <= 1"):
+            Full(5, weight=weight)
+    with pytest.raises(InputError, match=r"batch size <= 2\.5 records"):
+        Cycle(100, 3, mean_records=2.5)
