@@ -25,6 +25,7 @@ from topdp.views.statement.statement_text import (
     answer_facts,
     count_of,
     statement_of,
+    weighting_facts,
 )
 
 
@@ -69,6 +70,7 @@ def agent_statement(record: AgentRecord) -> dict[str, Any]:
             "reserve": manifest.rules.departures,
             "clip": config.privacy.clip,
             "clipping": config.privacy.clipping,
+            **weighting_facts(config.model_dump()),
             "batches": "",
             "noise_source": "system" if record.protects else "others",
             "arithmetic": "grid" if manifest.rules.dtype == "auto" else "older",

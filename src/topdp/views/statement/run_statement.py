@@ -29,6 +29,7 @@ from topdp.views.statement.statement_text import (
     answer_facts,
     count_of,
     statement_of,
+    weighting_facts,
 )
 
 YAML_MARK = "# A privacy statement made by topdp"
@@ -127,6 +128,7 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
         "warnings": privacy.get("warnings", []),
         "clip": privacy["clip"],
         "clipping": settings["privacy"]["clipping"],
+        **weighting_facts(settings),
         "batches": f"; batches in which a record is used: {', '.join(batches)}",
         "sensitivity": {"least": min(privacy["sensitivity"]), "largest": max(privacy["sensitivity"])},
         "calibrated": bool(privacy["guarantee"]),

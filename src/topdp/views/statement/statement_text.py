@@ -40,6 +40,15 @@ def statement_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     return statement
 
 
+def weighting_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what counts the same in the average of all agents, from the settings of a run."""
+    weights = settings["privacy"].get("weights")
+    smaller = ""
+    if isinstance(weights, list):
+        smaller = f", except for the weights of agents: {min(weights):.3g} to {max(weights):.3g}"
+    return {"weighting": settings["train"]["weighting"], "smaller_weights": smaller}
+
+
 @cache
 def _template() -> dict[str, Any]:
     text = files("topdp.views.statement").joinpath("statement.yaml").read_text(encoding="utf-8")

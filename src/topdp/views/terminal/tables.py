@@ -100,6 +100,9 @@ def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions |
     rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
     rows.add_row("sensitivity", least_to_largest(exposure.sensitivity))
     rows.add_row("σ, noise per unit of clip", least_to_largest(plan.full_scale / config.privacy.clip))
+    weights = [batches.weight for batches in exposure.batches]
+    if min(weights) < 1:
+        rows.add_row("weights of agents", least_to_largest(np.array(weights)))
     rows.add_row("a record is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
     for warning in result.warnings:
         rows.add_row("warning", warning)
