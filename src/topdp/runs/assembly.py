@@ -20,7 +20,7 @@ from topdp.data import Shards, batch_selection
 from topdp.data.featured_shards import of_shards
 from topdp.data.features.user_features import UserFeatures
 from topdp.data.record_checks import count_classes
-from topdp.errors import InputError
+from topdp.errors import DataError, InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.gradients.path_check import expect_no_dropout_in_samples
 from topdp.learning.losses import CUSTOM_LOSS
@@ -29,7 +29,7 @@ from topdp.learning.pretrained_models import split_backbone
 from topdp.learning.tasks import Task
 from topdp.plan import Plan
 from topdp.plan.noise_key import NoiseKey
-from topdp.runs.config import ConfigError
+from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_model, named_task
 from topdp.runs.named_records import load_shards
@@ -45,7 +45,10 @@ MAX_BACKBONE_NUMBERS = 1 << 29  # 2 GiB; larger outputs of frozen layers are not
 
 
 class Everyone(NamedTuple):
-    """The number of records of each agent, and the digest of the records of all agents in their order."""
+    """The number of records of each agent, and the digest of the records of all agents in their order.
+
+    If the person is the unit of protection, it is the number of persons.
+    """
 
     counts: tuple[int, ...]
     digest: str
@@ -97,7 +100,8 @@ class Assembly:
         everyone: Everyone | None = None,
     ) -> Assembly:
         """Assemble a run from a user's own model, records and task. Raise ConfigError if they do not fit."""
-        counts = shards.counts if everyone is None else everyone.counts
+        expect_unit(outline.config, shards)
+        counts = shards.unit_counts if everyone is None else everyone.counts
         if len(counts) != outline.graph.agents:
             raise ConfigError(
                 f"Expected shards for the {outline.graph.agents} agents of the graph, got {len(counts)}."
@@ -229,6 +233,30 @@ def _repeats_after(runs: Sequence[Assembly]) -> int:
         parts.shards is runs[i % period].shards for i, parts in enumerate(runs)
     )
     return period if repeats else len(runs)
+
+
+def expect_unit(config: RunConfig, shards: Shards) -> None:
+    """Raise an error unless the unit of protection is that of the records.
+
+    It is a ConfigError if only one of both is the person, and a DataError if a person is at too many agents.
+    """
+    privacy = config.privacy
+    if privacy.unit == "person" and shards.persons is None:
+        raise ConfigError(
+            'privacy.unit: expected "record" for shards without persons, got "person". State the person of '
+            "each record: Shards.from_arrays(..., persons=[...]), or person=... with files and frames."
+        )
+    if privacy.unit == "record" and shards.persons is not None:
+        raise ConfigError(
+            'privacy.unit: expected "person" for shards that state persons, got "record", under which a '
+            'person with several records is protected less. Use unit="person", or shards without persons.'
+        )
+    if (sites := shards.sites_per_person) > privacy.sites_per_person:
+        raise DataError(
+            f"Expected every person at no more than {privacy.sites_per_person} agents, got one at {sites}. "
+            f"Give a person's records to one agent, or set privacy.sites_per_person = {sites}, which needs "
+            "more noise."
+        )
 
 
 def _fitted(shards: Shards, task: Task) -> Shards:

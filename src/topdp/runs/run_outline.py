@@ -62,6 +62,7 @@ class RunOutline:
     def of(cls, config: RunConfig, graph: Topology | None = None) -> Self:
         """Return the outline of a configuration. `graph`: replaces the graph that `config` names."""
         method = method_of(config)
+        _expect_unit_and_persons(config)
         if graph is None:
             graph = topology.single() if method.pools else named_graph(config)
         sigma, optimiser = _sigma(config, method, graph.agents), optimiser_of(config)
@@ -225,6 +226,16 @@ def optimiser_of(config: RunConfig) -> Optimiser:
             'the scale of gradients, got "estimate". Change one of the two.'
         )
     return optimiser
+
+
+def _expect_unit_and_persons(config: RunConfig) -> None:
+    if config.data.person is not None and config.privacy.unit != "person":
+        raise ConfigError(
+            f'data.person: expected privacy.unit = "person" with a column of persons, got '
+            f'{config.data.person!r} and unit = "record", under which a person with several records is '
+            "protected less. Set the unit, or remove data.person and list the column under ignore in "
+            "data.schema."
+        )
 
 
 def why_plans_are_equal(outlines: Sequence[RunOutline]) -> str:
