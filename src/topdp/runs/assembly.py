@@ -20,7 +20,7 @@ from topdp.data import Shards, batch_selection
 from topdp.data.featured_shards import of_shards
 from topdp.data.features.user_features import UserFeatures
 from topdp.data.record_checks import count_classes
-from topdp.errors import DataError, InputError
+from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.gradients.path_check import expect_no_dropout_in_samples
 from topdp.learning.losses import CUSTOM_LOSS
@@ -29,10 +29,10 @@ from topdp.learning.pretrained_models import split_backbone
 from topdp.learning.tasks import Task
 from topdp.plan import Plan
 from topdp.plan.noise_key import NoiseKey
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_model, named_task
-from topdp.runs.named_records import load_shards
+from topdp.runs.named_records import expect_unit, load_shards
 from topdp.runs.resolve import resolve_outline
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
@@ -233,30 +233,6 @@ def _repeats_after(runs: Sequence[Assembly]) -> int:
         parts.shards is runs[i % period].shards for i, parts in enumerate(runs)
     )
     return period if repeats else len(runs)
-
-
-def expect_unit(config: RunConfig, shards: Shards) -> None:
-    """Raise an error unless the unit of protection is that of the records.
-
-    It is a ConfigError if only one of both is the person, and a DataError if a person is at too many agents.
-    """
-    privacy = config.privacy
-    if privacy.unit == "person" and shards.persons is None:
-        raise ConfigError(
-            'privacy.unit: expected "record" for shards without persons, got "person". State the person of '
-            "each record: Shards.from_arrays(..., persons=[...]), or person=... with files and frames."
-        )
-    if privacy.unit == "record" and shards.persons is not None:
-        raise ConfigError(
-            'privacy.unit: expected "person" for shards that state persons, got "record", under which a '
-            'person with several records is protected less. Use unit="person", or shards without persons.'
-        )
-    if (sites := shards.sites_per_person) > privacy.sites_per_person:
-        raise DataError(
-            f"Expected every person at no more than {privacy.sites_per_person} agents, got one at {sites}. "
-            f"Give a person's records to one agent, or set privacy.sites_per_person = {sites}, which needs "
-            "more noise."
-        )
 
 
 def _fitted(shards: Shards, task: Task) -> Shards:

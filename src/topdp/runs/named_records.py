@@ -14,6 +14,7 @@ import numpy as np
 
 from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
+from topdp.errors import DataError
 from topdp.plan.random_streams import stream
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.run_outline import RunOutline
@@ -104,6 +105,30 @@ def named_schema(config: RunConfig) -> Schema | None:
     return None if config.data.schema is None else Schema.of(config.data.schema, "data.schema")
 
 
+def expect_unit(config: RunConfig, shards: Shards) -> None:
+    """Raise an error unless the unit of protection is that of the records.
+
+    It is a ConfigError if only one of both is the person, and a DataError if a person is at too many agents.
+    """
+    privacy = config.privacy
+    if privacy.unit == "person" and shards.persons is None:
+        raise ConfigError(
+            'privacy.unit: expected "record" for shards without persons, got "person". State the person of '
+            "each record: Shards.from_arrays(..., persons=[...]), or person=... with files and frames."
+        )
+    if privacy.unit == "record" and shards.persons is not None:
+        raise ConfigError(
+            'privacy.unit: expected "person" for shards that state persons, got "record", under which a '
+            'person with several records is protected less. Use unit="person", or shards without persons.'
+        )
+    if (sites := shards.sites_per_person) > privacy.sites_per_person:
+        raise DataError(
+            f"Expected every person at no more than {privacy.sites_per_person} agents, got one at {sites}. "
+            f"Give a person's records to one agent, or set privacy.sites_per_person = {sites}, which needs "
+            "more noise."
+        )
+
+
 def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
     from topdp import data
 
@@ -156,7 +181,9 @@ def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> 
     shards = Shards.from_files(
         chosen, data.test, named_schema(outline.config), person=outline.config.person_column
     )
-    return shards.pooled() if outline.method.pools else shards
+    shards = shards.pooled() if outline.method.pools else shards
+    expect_unit(outline.config, shards)
+    return shards
 
 
 def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | None]:

@@ -130,11 +130,12 @@ def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) 
             f"Expected the account of plan.npz in {folder.path / 'privacy.json'}, got one that was changed "
             "or belongs to another plan. Restore both files, or start the run again in another folder."
         )
-    stored, agents = {"records": folder.fact("records"), **privacy}, len(analysis.batches)
+    counted, agents = f"{analysis.unit}s", len(analysis.batches)
+    stored = {counted: folder.fact(counted), **privacy}
     if not isinstance(privacy.get("delta"), list):
         stored["delta"] = [privacy.get("delta")] * agents
     current = {
-        "records": [batches.records for batches in analysis.batches],
+        counted: [batches.records for batches in analysis.batches],
         "delta": deltas(config, agents).tolist(),
         "colluders": config.privacy.colluders,
         "guarantee": guarantee_of(config),
@@ -200,11 +201,12 @@ def with_further_answers(config: RunConfig, answers: Collection[str]) -> RunConf
 
 
 def counts_of_run(folder: RunFolder) -> tuple[int, ...]:
-    """Return the number of records of each agent, as run.json states it."""
-    records = folder.fact("records")
+    """Return the number of records (or persons) of each agent, as run.json states it."""
+    counted = f"{folder.config.privacy.unit}s"
+    records = folder.fact(counted)
     if not isinstance(records, list) or not all(type(count) is int and count > 0 for count in records):
         raise RunFolderError(
-            f"Expected a list of whole numbers > 0 for `records` in {folder.path / 'run.json'}, got "
+            f"Expected a list of whole numbers > 0 for `{counted}` in {folder.path / 'run.json'}, got "
             f"{records!r:.80}. Restore the file."
         )
     return tuple(records)

@@ -204,6 +204,8 @@ def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
         config.privacy.clip,
         config.privacy.adjacency,
         noise_on_estimate=config.method.noise_on == "estimate",
+        unit=config.privacy.unit,
+        sites=min(config.privacy.sites_per_person, len(counts)),
     )
 
 
