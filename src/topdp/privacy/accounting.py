@@ -20,6 +20,7 @@ from topdp.privacy.answers import ANSWERS, NOT_ASKED, Answer, AnswerKind, answer
 from topdp.privacy.answers.answer_kind import largest_finite
 from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.basics.refusals import NotCovered, expect_deltas, expect_supported
+from topdp.privacy.joint_loss import joint_answer
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
@@ -244,6 +245,7 @@ def with_answer(
     try:
         expect_supported(kind.supports(plan, query) or kind.covers(account.analysis))
         answer = kind.account(plan, account.analysis, account.deltas, query, view)
+        answer = joint_answer(answer, account.analysis.sites, account.deltas)
     except NotCovered as refusal:
         answer = Answer(None, str(refusal))
     if answer.epsilon is not None and np.isinf(answer.epsilon).any():

@@ -12,6 +12,7 @@ import numpy as np
 
 from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
+from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.privacy.accounting import FALSE_ALARMS, Account, account
 from topdp.privacy.answers import expect_on_request
@@ -221,6 +222,12 @@ def coalition_account(
     """
     if size == 1:
         return None
+    if account.analysis.sites > 1:
+        raise InputError(
+            f"--coalition: expected 1 with privacy.sites_per_person = {account.analysis.sites}, got {size}: "
+            "the account of a person at several agents is against the colluders of the guarantee. Set "
+            "privacy.colluders."
+        )
     exposure = account.analysis.exposure()
     query = Query(allow_slow=True, progress=progress)
     return coalitions(plan, exposure, size, limit=MAX_EXACT_COALITIONS, seed=seed, bound="upper", query=query)
