@@ -213,9 +213,8 @@ class AgentGradients:
         units = np.arange(persons.counts[0]) if chosen is None else chosen.numpy()
 
         def add(layer: int, block: Ints, *part: int) -> tuple[Tensor, int]:
-            records, weights = persons.nth_record(0, block, layer)
-            weights = torch.from_numpy(weights).double()
-            return self._sum(estimate, torch.from_numpy(records), weights, round, *part)
+            records, weights = map(torch.from_numpy, persons.nth_record(0, block, layer))
+            return self._sum(estimate, records, weights.double(), round, *part)
 
         total, ignored = add(0, units)
         for first in range(0, len(units), self.exact.block):
