@@ -40,6 +40,7 @@ EQUAL: dict[str, tuple[int, list[str]]] = {
     "muffliato with Adam": (2, ["method.name=muffliato", "method.gossip=2", "train.optimiser=adam"]),
     "dsgd in bfloat16": (2, ["method.name=dsgd", "train.optimiser=momentum", "train.rows=bfloat16"]),
     "dsgd, trimmed": (2, ["method.name=dsgd", "robust.rule=trimmed"]),
+    "persons": (2, ["method.name=dsgd", "privacy.unit=person", "data.batch={cycle=4}"]),
 }
 """Ranks and settings of runs that end as in one process."""
 

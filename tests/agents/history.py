@@ -31,6 +31,7 @@ from topdp.agents.runtime.agent_context import PrivateFiles, build_context
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire.transport import Handler, MessageKind, Transport, Unreachable
+from topdp.data.person_records import PersonRecords
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan.noise_key import NoiseKey
 from topdp.runs import config as configurations
@@ -195,8 +196,13 @@ class Federation:
             rehearsal=options.pop("rehearsal", None),
             failpoints=options.pop("failpoints", None),
         )
+        persons = None
+        if self.shards.persons is not None:
+            persons = PersonRecords([self.shards.persons[agent, : self.shards.counts[agent]].numpy()])
         with mock.patch.object(agent_context, "build_meter", self._meter):
-            return build_context(self.setup, agent, records, self.shards.classes, hooks=hooks, **options)
+            return build_context(
+                self.setup, agent, records, self.shards.classes, hooks=hooks, persons=persons, **options
+            )
 
     def _meter(self, setup, agent):
         """Builds the meters of a federation once, however often its agents start."""
@@ -227,7 +233,7 @@ class Federation:
             self.setup.plan,
             ClippedGradients(model, config.privacy.clip),
             self.shards,
-            batches_of(config, self.shards.counts),
+            batches_of(config, self.shards.unit_counts),
             seed=config.seed,
             key=NoiseKey.of_seed(config.seed),
         )
@@ -263,12 +269,13 @@ def federation(
     cards=None,
     guarantee="worst-case",
     departures=0,
+    shards=None,
     **more_rules,
 ) -> Federation:
     """A federation of small runs on blobs; `guarantee` None means the default of a configuration."""
     graph = graph or topology.ring(agents)
     n = graph.agents
-    shards = blobs(n, records=30)
+    shards = shards or blobs(n, records=30)
     basis = [
         f"topology.agents={n}",
         f"rounds={rounds}",
@@ -281,7 +288,7 @@ def federation(
     config = configurations.read(changes=[*basis, *changes])
     rule = "go-on" if tolerates_silence else "wait"
     rules = Rules(dead_neighbour=rule, idle_timeout=idle_timeout, departures=departures, **more_rules)
-    complete, _ = complete_config(config, graph, shards.counts, rules)
+    complete, _ = complete_config(config, graph, shards.unit_counts, rules)
     cards = cards or CARDS[:n]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     manifest = new_manifest(cards, links, complete, rules)

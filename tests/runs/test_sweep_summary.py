@@ -51,6 +51,8 @@ def test_answers_that_do_not_compose_are_replaced_by_the_worst_case():
     assert "(worst case, " in sweep_summary.cost_together(differ)
     other = [Spread({}, [run(0), run(1, adjacency="replace-one")])]
     assert "adjacency differs" in sweep_summary.cost_together(other)
+    units = [Spread({}, [run(0), run(1, unit="person")])]
+    assert "some protect records and others persons" in sweep_summary.cost_together(units)
     assert "without bound" in sweep_summary.cost_together([Spread({}, [run(0), run(1, epsilon=None)])])
     unknown = {"mu": dict.fromkeys(("claimed", "adaptive", "worst_case"))}  # as for Poisson samples
     sampled = [Spread({}, [run(0, **unknown), run(1, epsilon=2.0, **unknown)])]

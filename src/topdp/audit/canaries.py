@@ -12,6 +12,9 @@ one class, 0. A *column* of canaries consists of those of one kind and one resid
 
 `canary_scores` computes the observer's score of each canary.
 
+If the person is the unit of protection, a canary replaces a person with all of its records; a *record* below
+is a person.
+
 **Guarantees.** A canary takes the place of one record. It is used when the batches use that record, and its
 gradient is divided by the divisor of the batch. So a coin changes the agent's mean gradient by exactly the
 sensitivity that is accounted for: C/b (`add-remove`: present or not) or 2C/b (`replace-one`: C in one

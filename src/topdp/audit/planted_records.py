@@ -48,7 +48,8 @@ class PlantedRecords:
     """Copies of the record (`input`, `target`) in the `places` of the owner's records."""
 
     owner: int
-    places: Ints
+    places: Ints  # ascending
+    shares: Floats  # of each place: 1, or 1/r for the r records of a person
     input: Tensor
     target: Tensor
     gradients: ClippedGradients
@@ -67,9 +68,10 @@ class PlantedRecords:
         """Return the clipped gradient of a planted record at the parameters in `row`, in float64 [d]."""
         return _clipped(_gradient(self.gradients, row, self.input, self.target), self.gradients)
 
-    def count(self, selection: Selection) -> int:
-        """Return how many planted records the `selection` of a round uses."""
-        return int((self._at(selection) * self._weights(selection)).sum())
+    def count(self, selection: Selection) -> float:
+        """Return how many planted records (or persons) the `selection` of a round uses."""
+        used = self._records(selection)[(self._at(selection) & (self._weights(selection) > 0)).cpu().numpy()]
+        return float(self.shares[np.searchsorted(self.places, used)].sum())
 
     def without(self, selection: Selection, row: Tensor, shards: Shards) -> Tensor:
         """Return the owner's sum [d] of the clipped gradients of all other records of the `selection`.
@@ -89,11 +91,14 @@ class PlantedRecords:
 
     def _at(self, selection: Selection) -> Tensor:
         """Return for each record of the `selection` whether it is planted."""
-        weights = self._weights(selection)
-        records = torch.arange(len(weights), device=weights.device)
-        if selection.indices is not None:
-            records = selection.indices[self.owner]
-        return torch.isin(records, torch.from_numpy(self.places).to(records.device))
+        planted = np.isin(self._records(selection), self.places)
+        return torch.from_numpy(planted).to(selection.divisor.device)
+
+    def _records(self, selection: Selection) -> Ints:
+        """Return the number of each record of the `selection`."""
+        if selection.indices is None:
+            return np.arange(len(self._weights(selection)))
+        return selection.indices[self.owner].cpu().numpy()
 
 
 class Probe:
@@ -148,7 +153,7 @@ class Probe:
 def plant_records(
     gradients: ClippedGradients, shards: Shards, start: Tensor, owner: int, free: Ints
 ) -> PlantedRecords | None:
-    """Return planted records in at most half of the `free` records of `owner`.
+    """Return planted records in at most half of the `free` records (or persons) of `owner`.
 
     If all records were equal, clipping their mean could not be told from clipping each. Return None if there
     are none, or if no gradient at `start` can be predicted and is longer than the clip.
@@ -156,6 +161,12 @@ def plant_records(
     places = free[: min(PLANTED_RECORDS, len(free) // 2)]
     if not len(places):
         return None
+    shares = np.ones(len(places))
+    if shards.person_records is not None:  # a planted person has copies in place of all of its records
+        sizes = shards.person_records.sizes(owner)[places]
+        records = shards.person_records.records_of(owner, places)
+        order = np.argsort(records)
+        places, shares = records[order], np.repeat(1 / sizes, sizes)[order]
     best, best_distance = None, math.log(WANTED_LENGTH)
     for x, y in _candidates(shards, owner):
         with suppress(Exception):  # a model may fail on a record, and then another one is planted
@@ -165,7 +176,9 @@ def plant_records(
                 best, best_distance = (x, y), distance
     if best is None:
         return None
-    return PlantedRecords(owner=owner, places=places, input=best[0], target=best[1], gradients=gradients)
+    return PlantedRecords(
+        owner=owner, places=places, shares=shares, input=best[0], target=best[1], gradients=gradients
+    )
 
 
 def _candidates(shards: Shards, owner: int) -> Iterator[tuple[Tensor, Tensor]]:

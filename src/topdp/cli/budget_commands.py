@@ -50,9 +50,9 @@ def verify_ledger(state: State, as_json: Json = False) -> None:
 
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:
-    """List every run, and the most that a record has spent.
+    """List every run, and the most that a record (or a person) has spent.
 
-    The latter is the largest total of one record over all runs.
+    The latter is the largest total of one record over all runs, or of one person if the runs protect persons.
     """
     from topdp.agents.ledger.site_budget import SiteBudget
     from topdp.agents.node.site_reservation import site_folder
@@ -60,13 +60,15 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
 
     budget = SiteBudget(site_folder(site, identity)[0], writable=False)
     limit, runs, spent = budget.limit, budget.runs(), budget.spent()
+    unit = budget.unit
     facts = {
+        "unit": unit,
         "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
         "epsilon": {kind: finite_or_none(each.epsilon) for kind, each in spent.items()},
         "delta": {kind: each.delta for kind, each in spent.items()},
         "runs": runs,
     }
-    table = tables.uncut("run", "federation", "agent", "records", "epsilon", "delta", "adjacency", "")
+    table = tables.uncut("run", "federation", "agent", f"{unit}s", "epsilon", "delta", "adjacency", "")
     for run in runs:
         epsilon = run["epsilon"]
         words = epsilon_in_words(None if epsilon is None else float(str(epsilon)))
@@ -74,7 +76,7 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
         status = "spent" if run["final"] else "reserved"
         table.add_row(*map(str, (*cells, run["delta"], run["adjacency"], status)))
     totals = [
-        f"Largest total of a record: epsilon {epsilon_in_words(finite_or_none(each.epsilon))}, delta "
+        f"Largest total of a {unit}: epsilon {epsilon_in_words(finite_or_none(each.epsilon))}, delta "
         f"{each.delta:.3g} ({kind})."
         for kind, each in spent.items()
     ]
@@ -84,10 +86,10 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
 
 def set_limit(
     epsilon: Annotated[
-        float | None, typer.Option(help="The largest epsilon that a record may spend in all runs together.")
+        float | None, typer.Option(help="The largest epsilon that a record or person may spend in all runs.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="The largest delta that a record may spend in all runs together.")
+        float | None, typer.Option(help="The largest delta that a record or person may spend in all runs.")
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="No limit: runs are only recorded.")] = False,
     site: Site = None,

@@ -19,7 +19,11 @@ from topdp.views.terminal.progress_display import show_progress
 def create(
     cards: Annotated[list[Path], typer.Argument(metavar="CARD", help="The agents' cards, in order.")],
     records: Annotated[
-        str | None, typer.Option(help="The number of records of each agent: 1200,800,950.  [required]")
+        str | None,
+        typer.Option(
+            help="The number of records of each agent: 1200,800,950. If privacy.unit is person, the number of "
+            "persons.  [required]"
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option("--config", help="A TOML file, as for `topdp run`.")] = None,
     preset: Preset = None,

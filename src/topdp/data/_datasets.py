@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from topdp.base.array_types import AnyArray
+from topdp.base.array_types import AnyArray, Ints
 from topdp.base.progress import Progress, silent
+from topdp.data.person_records import number_persons
 from topdp.data.readers.raw_tables import TABLE_SUFFIXES
 from topdp.data.readers.record_paths import train_and_test
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
-from topdp.errors import DataError
+from topdp.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from topdp.data.catalogue import CatalogueEntry
@@ -53,6 +55,13 @@ class Dataset:
     """Whether inputs are token ids."""
     class_names: tuple[str, ...] | None = None
     """The name of each label, from the schema or from the folders of the classes."""
+    identifiers: AnyArray | None = None
+    """The identifier of each training record's person, as text; None if the unit is the record."""
+
+    @cached_property
+    def persons(self) -> Ints | None:
+        """The number of each training record's person; None if the unit of protection is the record."""
+        return None if self.identifiers is None else number_persons([self.identifiers])[0]
 
     def scale(self, inputs: AnyArray) -> AnyArray:
         """Return `inputs` as a model receives them: (x - mean) / deviation for each channel, in float32.
@@ -97,12 +106,14 @@ def load(
     progress: Progress = silent,
     schema: Schema | None = None,
     test: str | os.PathLike[str] | None = None,
+    person: str | None = None,
 ) -> Dataset:
     """Return the data set `name` of `CATALOGUE`, fetched and verified, or the user's own records at a path.
 
     If a path has the same spelling as a name of the catalogue, the name takes precedence; write `./mnist` for
     a folder. A path leads to `.npz` arrays, tables or folders of images (`readers.record_paths`). `schema`
-    states what is publicly known about these records, and `test` is the path of test records.
+    states what is publicly known about these records, and `test` is the path of test records. `person`: the
+    column or array with the identifier of each record's person; None if the unit is the record.
 
     `data_dir`, `download` and `progress`: as for `fetch`. Unlike `fetch`, this function does not copy a data
     set from `data_dir` to the cache.
@@ -117,7 +128,7 @@ def load(
     """
     entry, text = _catalogue_entry(name), os.fspath(name)
     if entry is None:
-        train, held_out = train_and_test(text, schema or EMPTY_SCHEMA, test)
+        train, held_out = train_and_test(text, schema or EMPTY_SCHEMA, test, person)
         return Dataset(
             name=text,
             train_inputs=train.inputs,
@@ -127,6 +138,12 @@ def load(
             classes=train.classes,
             tokens=schema is not None and schema.text is not None,
             class_names=train.class_names,
+            identifiers=train.persons,
+        )
+    if person is not None:
+        raise InputError(
+            f'privacy.unit: expected "record" for {name}, whose records have no identifiers of persons, got '
+            '"person". Use data of your own that states the person of each record.'
         )
     if schema is not None or test is not None:
         raise DataError(

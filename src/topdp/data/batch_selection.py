@@ -1,5 +1,8 @@
 """The records that each agent uses in a round, as tensors of indices that depend only on (seed, key, round).
 
+If the person is the unit of protection, `select` chooses persons instead, as `plan.batches` counts them, and
+`person_records` turns the choice into one of their records.
+
 `plan.batches` defines what a batch is, and by what its sum is divided. Gradients are computed elsewhere.
 """
 
@@ -36,7 +39,7 @@ class Selection:
     indices: Tensor | None
     """[n, b], int64."""
     weights: Tensor | None
-    """[n, b], float32, 0 or 1."""
+    """[n, b], float32, 0 or 1; for the records of persons, up to 1 over the records of the person."""
     divisor: Tensor
     """[n], float32."""
 

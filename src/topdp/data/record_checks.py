@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from topdp.base.array_types import AnyArray, Ints
+from topdp.data.readers.raw_tables import as_text, is_missing, object_array
 from topdp.errors import DataError
 
 MAX_UNSTATED_CLASSES = 1000
@@ -23,6 +24,8 @@ class Records(NamedTuple):
     classes: int | None = None
     """The stated number of classes; None if targets are numbers, or if the largest label determines it."""
     class_names: tuple[str, ...] | None = None
+    persons: AnyArray | None = None
+    """The identifier of each record's person, as text; None if the unit of protection is the record."""
 
 
 def check_records(inputs: AnyArray, targets: AnyArray, what: str) -> tuple[AnyArray, AnyArray]:
@@ -76,6 +79,31 @@ def check_labels(labels: AnyArray, what: str, classes: int | None = None) -> Int
             f"({len(invalid)} such labels)."
         )
     return whole
+
+
+def check_identifiers(values: AnyArray, records: int, what: str) -> AnyArray:
+    """Return the identifiers of the persons of `records` records as texts.
+
+    Raise DataError, with a message that begins with `what`, unless there is one text or number per record.
+    """
+    if values.shape != (records,):
+        raise DataError(
+            f"{what}: expected one person identifier for each of {records} records, got an array of shape "
+            f"{values.shape}."
+        )
+    gaps = is_missing(values)
+    if gaps.any():
+        raise DataError(
+            f"{what}: expected a person identifier for every record, got none for {int(gaps.sum())} of "
+            f"{records} records, the first at index {int(gaps.argmax())}. Add the identifiers, or remove "
+            "these records."
+        )
+    others = {
+        type(value).__name__ for value in values if not isinstance(value, str | int | float | np.number)
+    }
+    if others:
+        raise DataError(f"{what}: expected person identifiers as texts or numbers, got {', '.join(others)}.")
+    return object_array([as_text(value) for value in values])
 
 
 def is_numbering(labels: Sequence[AnyArray]) -> bool:

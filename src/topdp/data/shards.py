@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,18 @@ from torch.utils.data import Dataset as TorchDataset
 
 from topdp.base.array_types import AnyArray, Ints
 from topdp.data._datasets import Dataset
-from topdp.data.readers.record_paths import read_site_files, read_site_frames
+from topdp.data.person_records import PersonRecords, largest_number_of_sites, number_persons
+from topdp.data.readers.raw_tables import object_array
+from topdp.data.readers.record_paths import SiteRecords, read_site_files, read_site_frames
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.readers.torch_loaders import read_items
-from topdp.data.record_checks import check_labels, check_records, check_same_shape, is_numbering
+from topdp.data.record_checks import (
+    check_identifiers,
+    check_labels,
+    check_records,
+    check_same_shape,
+    is_numbering,
+)
 from topdp.errors import DataError
 
 AgentRecords = tuple[Any, Any]
@@ -57,6 +66,11 @@ class Shards:
     test_targets: Tensor | None = None
     origin: str | None = None
     """If the inputs are features: the digest of the records and of the feature map. Otherwise None."""
+    persons: Tensor | None = None
+    """[n, N_max], int64: the number of each record's person, the same at all agents; -1 for padding.
+
+    None if the unit of protection is the record.
+    """
 
     @property
     def agents(self) -> int:
@@ -65,6 +79,25 @@ class Shards:
     @property
     def device(self) -> torch.device:
         return self.inputs.device
+
+    @cached_property
+    def person_records(self) -> PersonRecords | None:
+        """The persons of each agent and their records; None if the unit of protection is the record."""
+        return None if self.persons is None else PersonRecords(self._numbers_of_persons(self.persons))
+
+    @property
+    def unit_counts(self) -> tuple[int, ...]:
+        """The number of persons of each agent, or of records if these are the unit of protection."""
+        return self.counts if self.person_records is None else self.person_records.counts
+
+    @property
+    def sites_per_person(self) -> int:
+        """The largest number of agents that hold records of one person; 1 without persons."""
+        return 1 if self.persons is None else largest_number_of_sites(self._numbers_of_persons(self.persons))
+
+    def _numbers_of_persons(self, persons: Tensor) -> list[Ints]:
+        values = persons.cpu().numpy()
+        return [values[agent, :count] for agent, count in enumerate(self.counts)]
 
     def digest(self) -> str:
         """Return the SHA-256 of all records of all agents, in their order.
@@ -77,9 +110,17 @@ class Shards:
             return self.origin
         sha = hashlib.sha256(self.heading(self.counts))
         for agent in range(self.agents):
-            for values in self.records(agent):
+            for values in self.digested(agent):
                 sha.update(values.data)
         return sha.hexdigest()
+
+    def digested(self, agent: int) -> tuple[AnyArray, ...]:
+        """Return the arrays of one agent that enter a digest: records, and the sizes and order of persons."""
+        if self.person_records is None:
+            return self.records(agent)
+        sizes = self.person_records.sizes(agent)
+        order = self.person_records.records_of(agent, np.arange(len(sizes)))
+        return (*self.records(agent), sizes.astype("<i8"), order.astype("<i8"))
 
     def heading(self, counts: tuple[int, ...]) -> bytes:
         """Return the first bytes of a digest of agents with `counts` records: counts, types and shapes."""
@@ -87,7 +128,7 @@ class Shards:
         head = f"{counts} {self.inputs.dtype} {inputs}"
         if self.targets.dim() != 2 or self.targets.dtype != torch.int64:
             head += f" {self.targets.dtype} {targets}"
-        return head.encode()
+        return (head if self.persons is None else f"{head} persons").encode()
 
     def records(self, agent: int) -> tuple[AnyArray, AnyArray]:
         """Return the inputs and the targets of one agent, without padding."""
@@ -103,7 +144,10 @@ class Shards:
             functional.pad(values, (*[0] * (2 * values.dim() - 4), 0, longest - values.shape[1]))
             for values in (self.inputs, self.targets)
         )
-        return replace(self, inputs=inputs, targets=targets)
+        persons = self.persons
+        if persons is not None:
+            persons = functional.pad(persons, (0, longest - persons.shape[1]), value=-1)
+        return replace(self, inputs=inputs, targets=targets, persons=persons)
 
     def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Shards:
         """Return the same shards on another device, with floating-point numbers of type `dtype` if given."""
@@ -116,13 +160,17 @@ class Shards:
 
     def pooled(self) -> Shards:
         """Return shards in which a single agent has all records."""
-        inputs, targets = (
-            torch.cat([values[agent, :count] for agent, count in enumerate(self.counts)])[None]
-            for values in (self.inputs, self.targets)
+        inputs, targets, persons = (
+            None
+            if values is None
+            else torch.cat([values[agent, :count] for agent, count in enumerate(self.counts)])[None]
+            for values in (self.inputs, self.targets, self.persons)
         )
-        count = len(targets[0])
+        assert inputs is not None and targets is not None
         origin = None if self.origin is None else f"{self.origin} pooled"
-        return replace(self, inputs=inputs, targets=targets, counts=(count,), origin=origin)
+        return replace(
+            self, inputs=inputs, targets=targets, counts=(len(targets[0]),), origin=origin, persons=persons
+        )
 
     @staticmethod
     def from_dataset(
@@ -152,13 +200,16 @@ class Shards:
         inputs = torch.zeros(len(parts), longest, *shape, dtype=kind)
         like = torch.from_numpy(dataset.train_targets[:1])
         targets = torch.zeros(len(parts), longest, *like.shape[1:], dtype=like.dtype)
+        persons = None if dataset.persons is None else torch.full((len(parts), longest), -1)
         for agent, part in enumerate(parts):
             inputs[agent, : len(part)] = torch.from_numpy(dataset.scale(dataset.train_inputs[part]))
             targets[agent, : len(part)] = torch.from_numpy(dataset.train_targets[part])
+            if persons is not None and dataset.persons is not None:
+                persons[agent, : len(part)] = torch.from_numpy(dataset.persons[part])
         test = dataset.test()
         if held_out is not None:
             test = dataset.scale(dataset.train_inputs[held_out]), dataset.train_targets[held_out]
-        return _make_shards(inputs, targets, counts, dataset.classes, test)
+        return _make_shards(inputs, targets, counts, dataset.classes, test, persons)
 
     @staticmethod
     def from_arrays(
@@ -167,6 +218,7 @@ class Shards:
         classes: int | None = None,
         *,
         dtype: torch.dtype = torch.float32,
+        persons: Sequence[Any] | None = None,
     ) -> Shards:
         """Return shards of a user's own arrays or tensors: one pair (inputs, targets) per agent.
 
@@ -175,6 +227,15 @@ class Shards:
         int64, other targets float32 or float64. If `classes` is given, targets must be labels. If not,
         targets that are one integer of at least 0 per record are labels, and the number of classes is the
         largest + 1.
+
+        `persons`: for each agent, the identifier of each record's person, such as a patient number. It makes
+        the person the unit of protection (`unit="person"`). The shards contain numbers instead of
+        identifiers.
+
+        >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 0])
+        >>> shards = Shards.from_arrays([(x, y), (x, y)], persons=[["a", "a", "b"], ["c", "d", "d"]])
+        >>> shards.unit_counts, shards.sites_per_person
+        ((2, 2), 1)
         """
         _expect_sequence(agents)
         pairs = {f"agent {agent}": pair for agent, pair in enumerate(agents)}
@@ -199,7 +260,8 @@ class Shards:
             pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True)
             for parts in (all_inputs, all_targets)
         )
-        return _make_shards(padded_inputs, padded_targets, counts, classes, held_out)
+        numbers = None if persons is None else _numbers_of_persons(persons, counts)
+        return _make_shards(padded_inputs, padded_targets, counts, classes, held_out, numbers)
 
     @staticmethod
     def from_torch(
@@ -208,6 +270,7 @@ class Shards:
         classes: int | None = None,
         *,
         dtype: torch.dtype = torch.float32,
+        persons: Sequence[Any] | None = None,
     ) -> Shards:
         """Return shards of one torch `Dataset` of (input, target) items, or one `DataLoader`, per agent.
 
@@ -217,29 +280,36 @@ class Shards:
         _expect_sequence(agents)
         pairs = [read_items(source, f"agent {agent}") for agent, source in enumerate(agents)]
         held_out = None if test is None else read_items(test, "test records")
-        return Shards.from_arrays(pairs, held_out, classes, dtype=dtype)
+        return Shards.from_arrays(pairs, held_out, classes, dtype=dtype, persons=persons)
 
     @staticmethod
     def from_files(
         agents: Sequence[str | os.PathLike[str]],
         test: str | os.PathLike[str] | None = None,
         schema: Schema | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        person: str | None = None,
     ) -> Shards:
         """Return shards of one file or folder per agent: CSV, Parquet, `.npz`, or folders of images.
 
         `schema` states what is publicly known of the records. It alone determines how records become numbers;
         the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order.
+
+        `person`: the column, or the array of an `.npz` file, with the identifier of each record's person. It
+        makes the person the unit of protection.
         """
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return Shards.from_arrays(*read_site_files(agents, test, stated), dtype=_input_type(stated))
+        return _of_sites(read_site_files(agents, test, stated, person), _input_type(stated))
 
     @staticmethod
     def from_frames(
         agents: Sequence[Any],
         test: Any = None,
         schema: Schema | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        person: str | None = None,
     ) -> Shards:
         """Return shards of one frame per agent: pandas, polars, Hugging Face, or a dictionary of columns.
+
+        `person`: as for `from_files`.
 
         >>> frames = [{"age": [30, 55], "ill": ["no", "yes"]}, {"age": [80, 10], "ill": ["yes", "no"]}]
         >>> schema = {"target": "ill", "classes": ["no", "yes"], "ranges": {"age": [0, 100]}}
@@ -248,11 +318,40 @@ class Shards:
         """
         _expect_sequence(agents)
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return Shards.from_arrays(*read_site_frames(agents, test, stated), dtype=_input_type(stated))
+        return _of_sites(read_site_frames(agents, test, stated, person), _input_type(stated))
+
+
+def _of_sites(records: SiteRecords, dtype: torch.dtype) -> Shards:
+    agents, test, classes, persons = records
+    return Shards.from_arrays(agents, test, classes, dtype=dtype, persons=persons)
+
+
+def _numbers_of_persons(persons: Sequence[Any], counts: tuple[int, ...]) -> Tensor:
+    """Return numbers [n, N_max] in place of the identifiers of persons, -1 for padding."""
+    if isinstance(persons, str | Tensor | np.ndarray) or len(persons) != len(counts):
+        raise DataError(
+            f"Expected persons as a list with one array of identifiers for each of {len(counts)} agents, got "
+            f"{type(persons).__name__}{f' of length {len(persons)}' if isinstance(persons, Sized) else ''}."
+        )
+    checked = [
+        check_identifiers(_identifiers(each), count, f"agent {agent}")
+        for agent, (each, count) in enumerate(zip(persons, counts, strict=True))
+    ]
+    numbers = [torch.from_numpy(each) for each in number_persons(checked)]
+    return pad_sequence(numbers, batch_first=True, padding_value=-1)
+
+
+def _identifiers(values: Any) -> AnyArray:
+    return object_array(list(values)) if isinstance(values, list | tuple) else _as_array(values)
 
 
 def _make_shards(
-    inputs: Tensor, targets: Tensor, counts: tuple[int, ...], classes: int | None, test: AgentRecords | None
+    inputs: Tensor,
+    targets: Tensor,
+    counts: tuple[int, ...],
+    classes: int | None,
+    test: AgentRecords | None,
+    persons: Tensor | None = None,
 ) -> Shards:
     test_inputs, test_targets = (None, None) if test is None else map(torch.from_numpy, test)
     return Shards(
@@ -262,6 +361,7 @@ def _make_shards(
         classes=classes,
         test_inputs=test_inputs,
         test_targets=test_targets,
+        persons=persons,
     )
 
 

@@ -12,6 +12,9 @@ agent's release is the mean gradient of its own records.
 not depend on which records were drawn, and it does not change when a record counts or does not. (A short
 batch of a cycle has the divisor of the others.) With the clip C, one record therefore moves a release by at
 most C / divisor under `add-remove`, and by at most 2C / divisor under `replace-one`.
+
+If the person is the unit of protection, all of this holds with persons in place of records: numbers of
+records are numbers of persons, and the weighted gradients of one person count as one clipped gradient.
 """
 
 from __future__ import annotations

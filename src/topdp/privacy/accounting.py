@@ -20,6 +20,7 @@ from topdp.privacy.answers import ANSWERS, NOT_ASKED, Answer, AnswerKind, answer
 from topdp.privacy.answers.answer_kind import largest_finite
 from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.basics.refusals import NotCovered, expect_deltas, expect_supported
+from topdp.privacy.joint_loss import joint_answer
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
@@ -103,6 +104,7 @@ class Account:
             "guarantee": self.guarantee,
             "delta": self.delta,
             "adjacency": self.analysis.adjacency,
+            "unit": self.analysis.unit,
             "colluders": self.colluders,
             "epsilon": self.epsilon,
             "mu": {key: largest_finite(answer.mu) for key, answer in self.answers.items()},
@@ -215,8 +217,9 @@ def _large_epsilon_warnings(account: Account) -> list[str]:
         return []
     epsilon = rounded_up(smallest)
     return [
-        f"epsilon {epsilon} is larger than {MAX_USUAL_EPSILON:g}: one record can make what others see up to "
-        f"e^{epsilon} times as likely, which is little protection. Use more noise or fewer rounds."
+        f"epsilon {epsilon} is larger than {MAX_USUAL_EPSILON:g}: one {account.analysis.unit} can make what "
+        f"others see up to e^{epsilon} times as likely, which is little protection. Use more noise or fewer "
+        "rounds."
     ]
 
 
@@ -242,6 +245,7 @@ def with_answer(
     try:
         expect_supported(kind.supports(plan, query) or kind.covers(account.analysis))
         answer = kind.account(plan, account.analysis, account.deltas, query, view)
+        answer = joint_answer(answer, account.analysis.sites, account.deltas)
     except NotCovered as refusal:
         answer = Answer(None, str(refusal))
     if answer.epsilon is not None and np.isinf(answer.epsilon).any():
@@ -258,15 +262,19 @@ def with_answer(
 
 
 def _large_delta(deltas: Floats, analysis: Analysis) -> tuple[str, ...]:
-    """Return a warning if the δ of an agent is so large that the agent may publish one of its records."""
+    """Return a warning if the δ of an agent is so large that the agent may publish one of its records.
+
+    If the person is the unit, it is about all records of one of its persons.
+    """
     records = np.array([batches.records for batches in analysis.batches])
     worst = int((deltas * records).argmax())
     delta, count = deltas[worst], records[worst]
     if delta * count < 1:
         return ()
+    a_unit = "a record" if analysis.unit == "record" else "all records of a person"
     return (
-        f"delta {delta:g} is not less than 1/{count}, and an agent has {count} records. Such a delta "
-        "permits a method that publishes a record unprotected. Use a smaller delta.",
+        f"delta {delta:g} is not less than 1/{count}, and an agent has {count} {analysis.unit}s. Such a "
+        f"delta permits a method that publishes {a_unit} unprotected. Use a smaller delta.",
     )
 
 

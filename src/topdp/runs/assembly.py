@@ -32,7 +32,7 @@ from topdp.plan.noise_key import NoiseKey
 from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_model, named_task
-from topdp.runs.named_records import load_shards
+from topdp.runs.named_records import expect_unit, load_shards
 from topdp.runs.resolve import resolve_outline
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
@@ -45,7 +45,10 @@ MAX_BACKBONE_NUMBERS = 1 << 29  # 2 GiB; larger outputs of frozen layers are not
 
 
 class Everyone(NamedTuple):
-    """The number of records of each agent, and the digest of the records of all agents in their order."""
+    """The number of records of each agent, and the digest of the records of all agents in their order.
+
+    If the person is the unit of protection, it is the number of persons.
+    """
 
     counts: tuple[int, ...]
     digest: str
@@ -97,7 +100,8 @@ class Assembly:
         everyone: Everyone | None = None,
     ) -> Assembly:
         """Assemble a run from a user's own model, records and task. Raise ConfigError if they do not fit."""
-        counts = shards.counts if everyone is None else everyone.counts
+        expect_unit(outline.config, shards)
+        counts = shards.unit_counts if everyone is None else everyone.counts
         if len(counts) != outline.graph.agents:
             raise ConfigError(
                 f"Expected shards for the {outline.graph.agents} agents of the graph, got {len(counts)}."

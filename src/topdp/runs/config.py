@@ -170,7 +170,15 @@ class PrivacyConfig(Section):
     sigma: NotNegative | list[NotNegative] | None = None
     # The factor of each agent's gradient. "equal": 1; "auto": less for agents whose budget is smaller.
     weights: Literal["auto", "equal"] | list[PositiveShare] = "auto"
+    unit: Literal["record", "person"] = "record"  # whose data an ε protects: one record, or one person's
+    sites_per_person: Count = 1  # the most agents that may hold records of one person
     allow_slow: bool = False  # also compute answers that take very long
+
+    @model_validator(mode="after")
+    def _sites_have_persons(self) -> PrivacyConfig:
+        if self.sites_per_person > 1 and self.unit != "person":
+            raise ValueError('sites_per_person > 1 needs unit = "person"')
+        return self
 
 
 class CycleBatch(Section):
@@ -184,6 +192,9 @@ class PoissonBatch(Section):
 # The value of `data.name` if each agent has a file of its own.
 SITES = "sites"
 
+# The column or array of person identifiers, unless `data.person` names another.
+DEFAULT_PERSON_COLUMN = "person"
+
 with warnings.catch_warnings():
     # pydantic warns because "schema" hides one of its old functions, which topdp does not use.
     warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
@@ -193,6 +204,7 @@ with warnings.catch_warnings():
         sites: Annotated[list[str], Field(min_length=1)] | None = None  # one file or folder for each agent
         test: str | None = None  # the file of the test records, if the user's own files contain the records
         schema: dict[str, Any] | None = None  # type: ignore[assignment]
+        person: Annotated[str, Field(min_length=1)] | None = None  # the column or array of person identifiers
         partition: Literal["iid", "dirichlet", "label", "sizes"] = "iid"
         concentration: Positive = 0.5
         labels_per_agent: Count = 2
@@ -303,6 +315,13 @@ class RunConfig(Section):
     robust: RobustConfig = RobustConfig()
     attack: AttackConfig = AttackConfig()
     report: ReportConfig = ReportConfig()
+
+    @property
+    def person_column(self) -> str | None:
+        """The column or array with the person of each record; None if the unit is the record."""
+        if self.privacy.unit != "person":
+            return None
+        return self.data.person or DEFAULT_PERSON_COLUMN
 
     @property
     def redrawable_noise(self) -> str | None:
@@ -447,7 +466,12 @@ def with_former_keys(tree: dict[str, Any]) -> dict[str, Any]:
     if "allow_slow" in tree.get("privacy", {}):
         tree["privacy"]["patient"] = tree["privacy"].pop("allow_slow")
     # What version 0.1 did had no key.
-    for section, key, value in (("train", "weighting", "agents"), ("privacy", "weights", "equal")):
+    for section, key, value in (
+        ("train", "weighting", "agents"),
+        ("privacy", "weights", "equal"),
+        ("privacy", "unit", "record"),
+        ("privacy", "sites_per_person", 1),
+    ):
         if tree.get(section, {}).get(key) == value:
             del tree[section][key]
     return {name: part for name, part in tree.items() if part != {}}

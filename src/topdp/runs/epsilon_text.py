@@ -22,6 +22,15 @@ def epsilon_text(privacy: Mapping[str, Any], key: str) -> str:
     return str(privacy["status"][key]) if value is None else rounded_up(value)
 
 
+def unit_text(unit: str, sites: int = 1) -> str:
+    """Return what an ε protects. `sites`: the most agents that may hold records of one person.
+
+    >>> unit_text("record"), unit_text("person"), unit_text("person", 2)
+    ('one record of one agent', 'one person of one agent', 'one person of up to 2 agents')
+    """
+    return f"one {unit} of {'one agent' if sites == 1 else f'up to {sites} agents'}"
+
+
 def delta_text(delta: float | list[float]) -> str:
     """Return δ as one number, or the least and the largest if agents have different δ.
 

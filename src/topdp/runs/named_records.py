@@ -14,6 +14,7 @@ import numpy as np
 
 from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
+from topdp.errors import DataError
 from topdp.plan.random_streams import stream
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.run_outline import RunOutline
@@ -27,19 +28,36 @@ if TYPE_CHECKING:
 
 
 def record_counts(outline: RunOutline) -> tuple[int, ...]:
-    """Return the number of records of each agent, without reading the records if possible."""
+    """Return the number of records of each agent, or of persons if these are the unit of protection.
+
+    The records are not read if possible.
+    """
     from topdp.data.catalogue import CATALOGUE
 
     data, holders = outline.config.data, outline.unpooled.graph.agents
+    expect_identifiers(outline.config)
     if data.partition == "iid" and data.name in CATALOGUE:
         records = CATALOGUE[data.name].shapes["train_inputs"][0]
         share = (records - round((data.validation or 0.0) * records)) // holders
         each = min(share, data.records or share)
         return (each * holders,) if outline.method.pools else (each,) * holders
     if _agent_files(outline.config) is not None:
-        return _shards_of_files(outline).counts
-    parts, _ = _parts(outline, _dataset(outline.config))
-    return tuple(len(part) for part in parts)
+        return _shards_of_files(outline).unit_counts
+    dataset = _dataset(outline.config)
+    parts, _ = _parts(outline, dataset)
+    persons = dataset.persons
+    return tuple(len(part) if persons is None else len(np.unique(persons[part])) for part in parts)
+
+
+def expect_identifiers(config: RunConfig) -> None:
+    """Raise ConfigError if the person is the unit, and the named data set has no identifiers of persons."""
+    from topdp.data.catalogue import CATALOGUE
+
+    if config.person_column is not None and config.data.name in CATALOGUE:
+        raise ConfigError(
+            f'privacy.unit: expected "record" for {config.data.name}, whose records have no identifiers of '
+            'persons, got "person". Use data of your own that states the person of each record.'
+        )
 
 
 def load_shards(
@@ -54,6 +72,7 @@ def load_shards(
     """
     from topdp.data import Shards, featured_shards
 
+    expect_identifiers(outline.config)
     features = named_features(outline.config)
     if _agent_files(outline.config) is not None:
         shards = _shards_of_files(outline, only)
@@ -86,6 +105,30 @@ def named_schema(config: RunConfig) -> Schema | None:
     return None if config.data.schema is None else Schema.of(config.data.schema, "data.schema")
 
 
+def expect_unit(config: RunConfig, shards: Shards) -> None:
+    """Raise an error unless the unit of protection is that of the records.
+
+    It is a ConfigError if only one of both is the person, and a DataError if a person is at too many agents.
+    """
+    privacy = config.privacy
+    if privacy.unit == "person" and shards.persons is None:
+        raise ConfigError(
+            'privacy.unit: expected "record" for shards without persons, got "person". State the person of '
+            "each record: Shards.from_arrays(..., persons=[...]), or person=... with files and frames."
+        )
+    if privacy.unit == "record" and shards.persons is not None:
+        raise ConfigError(
+            'privacy.unit: expected "person" for shards that state persons, got "record", under which a '
+            'person with several records is protected less. Use unit="person", or shards without persons.'
+        )
+    if (sites := shards.sites_per_person) > privacy.sites_per_person:
+        raise DataError(
+            f"Expected every person at no more than {privacy.sites_per_person} agents, got one at {sites}. "
+            f"Give a person's records to one agent, or set privacy.sites_per_person = {sites}, which needs "
+            "more noise."
+        )
+
+
 def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
     from topdp import data
 
@@ -94,7 +137,13 @@ def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
             'data.sizes: expected a list with one number per agent for partition = "sizes", got none. Give '
             "counts, or fractions of all records."
         )
-    return data.load(config.data.name, progress=progress, schema=named_schema(config), test=config.data.test)
+    return data.load(
+        config.data.name,
+        progress=progress,
+        schema=named_schema(config),
+        test=config.data.test,
+        person=config.person_column,
+    )
 
 
 def _agent_files(config: RunConfig) -> list[str] | None:
@@ -124,16 +173,33 @@ def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> 
             f"topology.agents to {len(paths)}."
         )
     chosen = files if only is None else [glob.escape(str(paths[agent])) for agent in only]
-    shards = Shards.from_files(chosen, data.test, named_schema(outline.config))
-    return shards.pooled() if outline.method.pools else shards
+    if only is not None and outline.config.person_column is not None:
+        raise ConfigError(
+            'privacy.unit: expected "record" on several processes if each agent has its own file, got '
+            '"person": no process sees the persons of all agents. Use one process, or one file for all.'
+        )
+    shards = Shards.from_files(
+        chosen, data.test, named_schema(outline.config), person=outline.config.person_column
+    )
+    shards = shards.pooled() if outline.method.pools else shards
+    expect_unit(outline.config, shards)
+    return shards
 
 
 def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | None]:
-    """Return the indices of the training records of each agent, and of the records held out (None: none)."""
+    """Return the indices of the training records of each agent, and of the records held out (None: none).
+
+    If the person is the unit, whole persons are held out and dealt to agents. The target of a person is that
+    of its first record.
+    """
     from topdp.data import partitions
+    from topdp.data.person_records import PersonRecords
 
     config, data = outline.config, outline.config.data
     targets, held_out = dataset.train_targets, None
+    persons = None if dataset.persons is None else PersonRecords([dataset.persons])
+    if persons is not None:
+        targets = targets[persons.nth_record(0, np.arange(persons.counts[0]), 0)[0]]
     training = np.arange(len(targets))
     if data.validation is not None:
         training, held_out = _split(len(targets), data.validation, config.seed)
@@ -146,6 +212,9 @@ def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | No
     holders = outline.unpooled.graph.agents
     parts = partitions.partition(targets[training], holders, data.partition, config.seed, **option)
     parts = [training[part[: data.records]] for part in parts]
+    if persons is not None:
+        parts = [persons.records_of(0, part) for part in parts]
+        held_out = None if held_out is None else persons.records_of(0, held_out)
     return [np.concatenate(parts)] if outline.method.pools else parts, held_out
 
 

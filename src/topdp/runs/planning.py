@@ -12,6 +12,7 @@ import numpy as np
 
 from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
+from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.privacy.accounting import FALSE_ALARMS, Account, account
 from topdp.privacy.answers import expect_on_request
@@ -130,11 +131,12 @@ def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) 
             f"Expected the account of plan.npz in {folder.path / 'privacy.json'}, got one that was changed "
             "or belongs to another plan. Restore both files, or start the run again in another folder."
         )
-    stored, agents = {"records": folder.fact("records"), **privacy}, len(analysis.batches)
+    counted, agents = f"{analysis.unit}s", len(analysis.batches)
+    stored = {counted: folder.fact(counted), **privacy}
     if not isinstance(privacy.get("delta"), list):
         stored["delta"] = [privacy.get("delta")] * agents
     current = {
-        "records": [batches.records for batches in analysis.batches],
+        counted: [batches.records for batches in analysis.batches],
         "delta": deltas(config, agents).tolist(),
         "colluders": config.privacy.colluders,
         "guarantee": guarantee_of(config),
@@ -200,11 +202,12 @@ def with_further_answers(config: RunConfig, answers: Collection[str]) -> RunConf
 
 
 def counts_of_run(folder: RunFolder) -> tuple[int, ...]:
-    """Return the number of records of each agent, as run.json states it."""
-    records = folder.fact("records")
+    """Return the number of records (or persons) of each agent, as run.json states it."""
+    counted = f"{folder.config.privacy.unit}s"
+    records = folder.fact(counted)
     if not isinstance(records, list) or not all(type(count) is int and count > 0 for count in records):
         raise RunFolderError(
-            f"Expected a list of whole numbers > 0 for `records` in {folder.path / 'run.json'}, got "
+            f"Expected a list of whole numbers > 0 for `{counted}` in {folder.path / 'run.json'}, got "
             f"{records!r:.80}. Restore the file."
         )
     return tuple(records)
@@ -219,6 +222,12 @@ def coalition_account(
     """
     if size == 1:
         return None
+    if account.analysis.sites > 1:
+        raise InputError(
+            f"--coalition: expected 1 with privacy.sites_per_person = {account.analysis.sites}, got {size}: "
+            "the account of a person at several agents is against the colluders of the guarantee. Set "
+            "privacy.colluders."
+        )
     exposure = account.analysis.exposure()
     query = Query(allow_slow=True, progress=progress)
     return coalitions(plan, exposure, size, limit=MAX_EXACT_COALITIONS, seed=seed, bound="upper", query=query)

@@ -196,10 +196,11 @@ def _assembled(
     kind = (shards.inputs.shape[2:], shards.inputs.dtype, shards.targets.shape[2:], shards.targets.dtype)
     group.expect_same("shape and type of records", str(kind), "check the files of its agents.")
     counts = _counts_of_all(home, group.all(shards.counts))
+    units = _counts_of_all(home, group.all(shards.unit_counts))
     class_counts = [count for count in group.all(shards.classes) if count is not None]
     shards = replace(shards.padded(max(counts)), classes=max(class_counts) if class_counts else None)
     task = group.together(lambda: named_task(outline.config))
-    everyone = Everyone(counts, _digest(group, shards, home, counts))
+    everyone = Everyone(units, _digest(group, shards, home, counts))
     parts = group.together(lambda: Assembly.of_records(outline, shards, task, device, everyone))
     group.together(lambda: _expect_supported(outline.config, parts))
     start = hashlib.sha256(parts.start.numpy().tobytes()).hexdigest()
@@ -221,7 +222,7 @@ def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, 
     sha = hashlib.sha256(shards.heading(counts))
     for first in range(0, len(home), AGENTS_PER_DIGEST_MESSAGE):
         agents = range(first, min(first + AGENTS_PER_DIGEST_MESSAGE, len(home)))
-        own = {agent: shards.records(position[agent]) for agent in agents if agent in position}
+        own = {agent: shards.digested(position[agent]) for agent in agents if agent in position}
         records: dict[int, Any] = {}
         for part in group.gathered(own) or []:
             records |= part

@@ -19,6 +19,7 @@ from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.answers import ADAPTIVE
+from topdp.privacy.joint_loss import share_of_budget
 from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
@@ -130,7 +131,10 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], method:
     )
     try:
         run = resolve(compared, graph, counts)
-        privacy, epsilon = run.config.privacy, budgets(compared, graph.agents)
+        privacy, epsilon = (
+            run.config.privacy,
+            share_of_budget(budgets(compared, graph.agents), run.delta, run.analysis.sites),
+        )
         noise = calibrate(
             run.write_plan, run.analysis, ADAPTIVE.name, epsilon, privacy.delta,
             Query(colluders=privacy.colluders), noise_shares(run),

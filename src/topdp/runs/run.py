@@ -385,4 +385,5 @@ def begun_facts(job: PlannedRun) -> dict[str, Any]:
     """Return the entries that run.json has from the start on, besides the state."""
     parts = job.parts
     data = keyed_digest(job.key, parts.digest())
-    return {"records": list(parts.run.counts), "data": data, **facts_of(parts)}
+    counts = {f"{parts.run.config.privacy.unit}s": list(parts.run.counts)}
+    return {**counts, "data": data, **facts_of(parts)}

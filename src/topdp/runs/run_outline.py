@@ -22,6 +22,7 @@ from topdp.plan.adaptive_steps import ADAPTIVE_OPTIMISERS
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.gaussian import mu_of
+from topdp.privacy.joint_loss import share_of_budget
 from topdp.privacy.published.claims import Analysis
 from topdp.runs.config import ConfigError, CycleBatch, PoissonBatch, RunConfig
 from topdp.runs.methods import METHODS, Method
@@ -44,7 +45,8 @@ class RunOutline:
     graph: Topology
     # The full-scale σ of each agent [agents], as configured; None: the noise is calibrated.
     sigma: Floats | None
-    # The budget of each agent [agents], to which the noise is calibrated; None: σ is configured.
+    # The budget of each agent [agents], to which the noise is calibrated; None: σ is configured. If a person
+    # may be at several agents, each agent has a part of the budget.
     epsilon: Floats | None
     # The δ of each agent [agents], at which its budget and its ε hold.
     delta: Floats
@@ -62,6 +64,7 @@ class RunOutline:
     def of(cls, config: RunConfig, graph: Topology | None = None) -> Self:
         """Return the outline of a configuration. `graph`: replaces the graph that `config` names."""
         method = method_of(config)
+        _expect_unit_and_persons(config)
         if graph is None:
             graph = topology.single() if method.pools else named_graph(config)
         sigma, optimiser = _sigma(config, method, graph.agents), optimiser_of(config)
@@ -71,7 +74,7 @@ class RunOutline:
             noise_kind=noise_kind(config),
             graph=graph,
             sigma=sigma,
-            epsilon=None if sigma is not None else budgets(config, graph.agents),
+            epsilon=None if sigma is not None else _shares_of_budgets(config, graph.agents),
             delta=deltas(config, graph.agents),
             guarantee=guarantee_of(config),
             answers=frozenset({*config.privacy.answers, config.privacy.guarantee} & set(ON_REQUEST)),
@@ -203,6 +206,8 @@ def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
         config.privacy.clip,
         config.privacy.adjacency,
         noise_on_estimate=config.method.noise_on == "estimate",
+        unit=config.privacy.unit,
+        sites=min(config.privacy.sites_per_person, len(counts)),
     )
 
 
@@ -225,6 +230,41 @@ def optimiser_of(config: RunConfig) -> Optimiser:
             'the scale of gradients, got "estimate". Change one of the two.'
         )
     return optimiser
+
+
+def _shares_of_budgets(config: RunConfig, agents: int) -> Floats:
+    """Return the ε [agents] to which the noise is calibrated. Raise ConfigError if there is no such ε."""
+    epsilon, delta = budgets(config, agents), deltas(config, agents)
+    sites = min(config.privacy.sites_per_person, agents)
+    if sites > 1 and (np.ptp(epsilon) > 0 or np.ptp(delta) > 0):
+        raise ConfigError(
+            f"privacy.sites_per_person: expected 1 if agents have different budgets, got {sites}: what a "
+            "person loses at several agents has no single budget. Use one epsilon and delta for all agents, "
+            "or privacy.sigma."
+        )
+    return share_of_budget(epsilon, delta, sites)
+
+
+def _expect_unit_and_persons(config: RunConfig) -> None:
+    if config.data.person is not None and config.privacy.unit != "person":
+        raise ConfigError(
+            f'data.person: expected privacy.unit = "person" with a column of persons, got '
+            f'{config.data.person!r} and unit = "record", under which a person with several records is '
+            "protected less. Set the unit, or remove data.person and list the column under ignore in "
+            "data.schema."
+        )
+    if config.privacy.sites_per_person == 1:
+        return
+    reason = None
+    if isinstance(config.data.batch, PoissonBatch):
+        reason = "data.batch = poisson: no account of several agents covers Poisson samples"
+    elif config.privacy.guarantee == "claimed":
+        reason = 'privacy.guarantee = "claimed": no published analysis covers a person at several agents'
+    if reason is not None:
+        raise ConfigError(
+            f"privacy.sites_per_person: expected 1, got {config.privacy.sites_per_person} with {reason}. "
+            "Change one of the two."
+        )
 
 
 def why_plans_are_equal(outlines: Sequence[RunOutline]) -> str:

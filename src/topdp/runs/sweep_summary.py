@@ -182,6 +182,8 @@ def cost_together(spreads: Sequence[Spread]) -> str:
         together = "ε without bound, because a noise seed is set, so that anyone can draw the noise again"
     elif len({run["adjacency"] for run in runs}) > 1:
         together = "they have no common ε, because their adjacency differs"
+    elif len({run.get("unit", "record") for run in runs}) > 1:
+        together = "they have no common ε, because some protect records and others persons"
     elif None not in mu:
         total = float(epsilon_of(math.sqrt(sum(value**2 for value in mu)), delta))
         together = f"ε = {rounded_up(total)} ({kind.label}, δ = {delta:g})"

@@ -73,6 +73,8 @@ def train(
     adjacency: str = "add-remove",
     sigma: float | Sequence[float] | None = None,
     weights: str | Sequence[float] = "auto",
+    unit: str = "record",
+    sites_per_person: int = 1,
     allow_slow: bool = False,
     # data
     batch: str | Mapping[str, int] = "full",

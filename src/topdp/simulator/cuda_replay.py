@@ -21,6 +21,7 @@ from torch import Tensor
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.gradient_checks import FailureFlags
 from topdp.plan import Capability, unsupported
+from topdp.plan.batches import Full
 from topdp.simulator.cuda_graphs import CudaGraphs
 from topdp.simulator.cuda_program import RoundProgram
 from topdp.simulator.engine import Engine, WrongReplayError
@@ -234,6 +235,8 @@ def supports(engine: Engine, off_device: bool) -> str | None:
         return f"{EAGER_VARIABLE} is set"
     if reason := unsupported(engine.plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}):
         return f"the plan needs {reason}"
+    persons = engine.shards.person_records
+    full = all(isinstance(batches, Full) for batches in engine.batches)
     obstacles = {
         "there is no CUDA device": engine.device.type != "cuda" and not off_device,
         "rows are not mixed by one kernel": not isinstance(engine.mixer, CudaMixer),
@@ -241,6 +244,7 @@ def supports(engine: Engine, off_device: bool) -> str | None:
         "rows come from other processes": engine.fetch is not None or not engine.layout.whole,
         "an intervention changes rounds": bool(engine.intervention.plant or engine.intervention.tamper),
         "layers draw random numbers": engine.random_layers,
+        "batches of persons differ in their records": not (persons is None or persons.single or full),
     }
     return next((reason for reason, holds in obstacles.items() if holds), None)
 

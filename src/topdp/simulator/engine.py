@@ -19,6 +19,7 @@ from torch import Tensor
 
 from topdp.base.array_types import Ints
 from topdp.data import batch_selection
+from topdp.data.person_records import PersonRecords
 from topdp.data.shards import Shards
 from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
@@ -46,7 +47,7 @@ MAX_GRADIENT_NUMBERS = 1 << 26
 
 ALL_AGENTS = slice(None)
 
-# (round, device) -> the records that all agents use in the round.
+# (round, device) -> the records that all agents use in the round, or the persons if these are the unit.
 Select = Callable[[int, torch.device], batch_selection.Selection]
 
 # (round, records of the round, sums of clipped gradients [agents, d]) -> None. The function may add clipped
@@ -142,10 +143,11 @@ class Engine(Simulation):
             raise InputError(f"Expected shards for {self.held} agents, got {shards.agents * copies}.")
         if copies > 1 and not all(isinstance(strategy, Full) for strategy in batches):
             raise InputError("Expected full batches if several runs share their records, got other batches.")
-        if [strategy.records for strategy in batches] != list(shards.counts) * copies:
+        if [strategy.records for strategy in batches] != list(shards.unit_counts) * copies:
+            units = "records" if shards.persons is None else "persons"
             raise InputError(
-                f"Expected batches of the records that agents hold, {list(shards.counts)}, got batches of "
-                f"{[strategy.records for strategy in batches]} records, for which noise is calibrated."
+                f"Expected batches of the {units} that agents hold, {list(shards.unit_counts)}, got batches "
+                f"of {[strategy.records for strategy in batches]} {units}, for which noise is calibrated."
             )
         self.plan = plan if plan.pruned or self.intervention.every_row else prune(plan)
         if reason := supports(self.plan, self.intervention.tamper is not None):
@@ -163,6 +165,8 @@ class Engine(Simulation):
         self.copies = copies
         key = key or NoiseKey.fresh()
         self.select = select or partial(batch_selection.select, tuple(batches), seed, key=key)
+        if shards.person_records is not None:
+            self.select = partial(_records_of_persons, self.select, shards.person_records)
         self.random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
         self.fetch = fetch
         self.buffers = RowBuffers(self.layout.capacity, gradients.flat, plan.rounded, self.device)
@@ -378,6 +382,12 @@ class Engine(Simulation):
         if self._wide is None or len(self._wide) < len(rows):
             self._wide = self.buffers.empty(len(rows))
         return self._wide[: len(rows)].copy_(rows)
+
+
+def _records_of_persons(
+    select: Select, persons: PersonRecords, round: int, device: torch.device
+) -> batch_selection.Selection:
+    return persons.of_selection(select(round, device))
 
 
 def agents_per_pass(dimension: int, rounded: bool) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from topdp.base.array_types import Ints
 from topdp.data.batch_selection import Device, Selection, select
@@ -123,7 +124,15 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
         targets=torch.cat([s.targets for s in padded]),
         counts=tuple(count for s in shards for count in s.counts),
         origin=None,
+        persons=None if all(s.persons is None for s in shards) else torch.cat(list(map(_persons, padded))),
     )
+
+
+def _persons(shards: Shards) -> Tensor:
+    """Return the numbers of persons; without persons, each record is one of its own."""
+    if shards.persons is not None:
+        return shards.persons
+    return torch.arange(shards.targets.shape[1], device=shards.device).repeat(shards.agents, 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import pytest
 
 from topdp import data
 from topdp.agents.ledger.ledger_entries import LedgerError
-from topdp.agents.ledger.record_fingerprints import fingerprint_records
+from topdp.agents.ledger.record_fingerprints import fingerprint_persons, fingerprint_records
 from topdp.agents.ledger.site_budget import SITE_BUDGET_FILE, BudgetRequest, SiteBudget, SiteLimit
 from topdp.errors import BudgetError, TopdpError, TrustError
 
@@ -183,7 +183,7 @@ def test_missing_budgets_invalid_limits_and_other_versions_are_reported(site, tm
     with pytest.raises(LedgerError, match="expected a finite number"):
         site.set_limit(SiteLimit(epsilon=math.nan))
     db = sqlite3.connect(tmp_path / SITE_BUDGET_FILE)
-    db.execute("UPDATE meta SET value = '2' WHERE key = 'format'")
+    db.execute("UPDATE meta SET value = '3' WHERE key = 'format'")
     db.commit()
     db.close()
     with pytest.raises(LedgerError, match="another version"):
@@ -219,3 +219,36 @@ def test_a_flipped_byte_raises_an_error_of_topdp_or_leaves_the_file_readable(sit
         except TopdpError:
             damaged += 1
     assert damaged > 30
+
+
+# Persons
+
+PERSONS = np.array(["ann", "bob", "ann", "cem"], object)
+
+
+def test_a_person_is_recognised_whatever_the_records_are(site):
+    site.reserve(request("a", 1.0), fingerprint_persons(site.key, PERSONS, "one"), 0)
+    site.reserve(request("b", 2.0), fingerprint_persons(site.key, PERSONS[1:2], "two"), 0)
+    assert site.unit == "person" and site.spent()["add-remove"].epsilon == 3.0
+    alone = {
+        name: site.spent(fingerprint_persons(site.key, np.array([name], object), "three"))
+        for name in ("ann", "bob", "dan")
+    }
+    assert alone["ann"]["add-remove"].epsilon == 1.0 and alone["bob"]["add-remove"].epsilon == 3.0
+    assert alone["dan"] == {}
+    assert [run["records"] for run in site.runs()] == [3, 1]
+
+
+def test_the_file_contains_no_identifier(site, tmp_path):
+    site.reserve(request("a", 1.0), fingerprint_persons(site.key, PERSONS, "one"), 0)
+    assert not any(name.encode() in (tmp_path / SITE_BUDGET_FILE).read_bytes() for name in ("ann", "bob"))
+
+
+@pytest.mark.parametrize("first", ["record", "person"])
+def test_runs_with_different_units_are_refused(site, tmp_path, first):
+    of_unit = {"record": records(site), "person": fingerprint_persons(site.key, PERSONS, "one")}
+    (other,) = set(of_unit) - {first}
+    site.reserve(request("a", 1.0), of_unit[first], 0)
+    with pytest.raises(LedgerError, match=f'Expected privacy.unit = "{first}".*got "{other}"'):
+        site.reserve(request("b", 1.0), of_unit[other], 0)
+    assert len(site.runs()) == 1 and SiteBudget(tmp_path, writable=False).unit == first

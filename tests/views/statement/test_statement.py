@@ -4,14 +4,18 @@ import html
 import inspect
 import json
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 import registry_schema
+from topdp import Shards, train
 from topdp.base.number_text import rounded_up
 from topdp.errors import InputError
 from topdp.runs.config import REDRAWABLE_NOISE
 from topdp.runs.run_folder import RunFolder
+from topdp.topology import ring
 from topdp.views.pages.run_facts import run_facts
 from topdp.views.statement import agent_statement, run_statement, statement_text
 from topdp.views.statement.run_statement import statement, statement_html, statement_yaml
@@ -196,3 +200,30 @@ def test_every_condition_of_the_template_is_set_by_some_statement():
     names = conditions(statement_text._template())
     assert len(names) > 10
     assert [name for name in names if f'"{name}":' not in sources] == []
+
+
+@pytest.mark.parametrize("sites", [1, 2])
+def test_a_run_that_protects_persons_says_so_and_names_the_sites(made, tmp_path, sites):
+    x, y = np.random.default_rng(0).normal(size=(24, 3)), np.arange(24) % 2
+    persons = [np.arange(24) // 4 + 3 * agent * (2 - (sites > 1)) for agent in range(3)]
+    shards = Shards.from_arrays([(x, y)] * 3, persons=persons)
+    assert shards.sites_per_person == sites and shards.unit_counts == (6, 6, 6)
+    model = torch.nn.Linear(3, 2)
+    settings = {"unit": "person", "sites_per_person": sites, "rounds": 2, "clip": 1.0, "method": "dsgd"}
+    train(model, shards, ring(3), out=tmp_path / "run", **settings)
+    said = statement_of(tmp_path / "run")
+    holders = "one agent" if sites == 1 else "up to 2 agents"
+    assert said["scope"] == f"One person of {holders}, the largest over agents"
+    assert "whether the records of any one person were used" in said["summary"][0]
+    details = said["details"]
+    assert details["privacy_loss"]["privacy_unit"] == "person-level"
+    assert f"18 persons of data given in Python, each held by {holders} (6 to 6 per agent)" in str(details)
+    assert "how many persons each agent holds" in details["privacy_relation"]["unprotected_quantities"]
+    assert not any(
+        "record" in sentence and "ε is that of one record" in sentence for sentence in said["not_protected"]
+    )
+    assert any("several identifiers" in sentence for sentence in said["not_protected"])
+    assert registry_schema.faults(said["registry"]) == []
+    facts = run_facts(RunFolder(tmp_path / "run"), max_seconds=5)
+    assert (facts["spending"] is None) == (sites == 2)
+    assert facts["guarantee"]["unit"] == "person" and facts["data"]["records"]["total"] == 18

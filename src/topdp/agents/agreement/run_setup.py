@@ -114,6 +114,12 @@ def expect_supported(outline: RunOutline, counts: tuple[int, ...]) -> None:
             f"Expected settings that real agents support, got {reason}. Remove this setting, or simulate it "
             "with `topdp run`."
         )
+    if (sites := config.privacy.sites_per_person) > 1:
+        raise ConfigError(
+            f"privacy.sites_per_person: expected 1 with real agents, got {sites}: agents charge for their "
+            "own records, and cannot compare the persons of several sites. Use 1, or simulate it with "
+            "`topdp run`."
+        )
     if (outline.delta * np.array(counts) >= 1).all():
         fewest = min(counts)
         raise ConfigError(

@@ -105,11 +105,11 @@ def prepare(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Ma
         identity.create_identity(folder / name / "identity", name, address).card
         for name, address in zip(names, addresses, strict=True)
     ]
-    manifest, account, _ = federation_manifest.build_manifest(cards, graph, shards.counts, config, rules)
+    manifest, account, _ = federation_manifest.build_manifest(cards, graph, shards.unit_counts, config, rules)
     manifest.write(folder / MANIFEST_FILE)
     records = _records(parts)
     for i, name in enumerate(names):
-        _write_records(folder / name / "records.npz", records, i)
+        _write_records(folder / name / "records.npz", records, i, config.person_column)
     return parts, manifest, account
 
 
@@ -216,8 +216,11 @@ def _records(parts: Assembly) -> Shards:
     return load_shards(replace(parts.run, config=config.model_copy(update={"data": plain})))
 
 
-def _write_records(path: Path, shards: Shards, agent: int) -> None:
-    """Write an agent's records in the format of user data; without test records, which agents do not use."""
+def _write_records(path: Path, shards: Shards, agent: int, person: str | None) -> None:
+    """Write an agent's records in the format of user data; without test records, which agents do not use.
+
+    `person`: the name of the array with the persons, if there are any.
+    """
     count = shards.counts[agent]
     target_name = "targets" if shards.classes is None else "labels"
     arrays: dict[str, Any] = {
@@ -226,6 +229,8 @@ def _write_records(path: Path, shards: Shards, agent: int) -> None:
     }
     if shards.classes is not None:
         arrays["classes"] = np.array(shards.classes)
+    if person is not None and shards.persons is not None:
+        arrays[f"train_{person}"] = shards.persons[agent, :count].numpy()
     np.savez(path, **arrays)
 
 

@@ -1,5 +1,8 @@
 """Keyed digests by which a site recognises records: of single records, and of the file that contains them.
 
+If the person is the unit of protection, a digest is that of a person's identifier instead of a record's
+numbers.
+
 The same numbers give the same digest in any order of records and from any file. Values are compared as
 float32, because models read them as float32. Digests and their key stay in the site budget.
 
@@ -25,10 +28,14 @@ RECORD_DIGEST_BYTES = 16  # two of 10**9 records collide by chance once in 10**2
 
 @dataclass(frozen=True)
 class DataFingerprint:
-    """The digests of a data set that the site budget records: one per record, and one of the source."""
+    """The digests of a data set that the site budget records: one per record, and one of the source.
+
+    `unit`: "record", or "person" if `records` has one digest per person.
+    """
 
     records: frozenset[bytes]
     source: bytes
+    unit: str = "record"
 
     @cached_property
     def name(self) -> bytes:
@@ -53,6 +60,24 @@ def fingerprint_records(key: bytes, inputs: AnyArray, targets: AnyArray, source:
     digests = (hmac.digest(key, b"record\n" + row.tobytes(), "sha256")[:RECORD_DIGEST_BYTES] for row in rows)
     return DataFingerprint(
         frozenset(digests), hmac.digest(key, b"source\n" + _content_digest(source), "sha256")
+    )
+
+
+def fingerprint_persons(key: bytes, identifiers: AnyArray, source: str) -> DataFingerprint:
+    """Return the fingerprint of the persons of one agent, whatever their records are.
+
+    `identifiers`: the identifier of each record's person, as text; `source`: as in `fingerprint_records`.
+
+    >>> first = fingerprint_persons(b"key", np.array(["ann", "bob", "ann"]), "one")
+    >>> len(first.records), first.records < fingerprint_persons(b"key", np.array(list("ab")), "").records
+    (2, False)
+    """
+    digests = (
+        hmac.digest(key, b"person\n" + text.encode(), "sha256")[:RECORD_DIGEST_BYTES]
+        for text in set(identifiers.tolist())
+    )
+    return DataFingerprint(
+        frozenset(digests), hmac.digest(key, b"source\n" + _content_digest(source), "sha256"), "person"
     )
 
 

@@ -2,8 +2,9 @@
 
 Each agent has its own ledger for each run; the site budget sums their costs. Before its first release a run
 reserves its whole budget here. When the ledger of a run is final, the run counts with what it spent. The unit
-is a record: a run counts for the records that were in it, and a limit applies to the record that has spent
-most. Without a limit, runs are only recorded. The site budget never leaves the site.
+is a record, or a person if the runs protect persons: a run counts for the records (or persons) that were in
+it, and a limit applies to the one that has spent most. Runs with different units are refused. Without a
+limit, runs are only recorded. The site budget never leaves the site.
 
 **Guarantees.** For every record, ε and δ of the runs that the record was in are added (basic composition,
 which also holds where each run and its budget are chosen after seeing the earlier ones; Rogers et al. 2016,
@@ -34,7 +35,8 @@ from topdp.agents.ledger.record_fingerprints import DataFingerprint
 from topdp.errors import BudgetError, TopdpError, TrustError
 
 SITE_BUDGET_FILE = "site.sqlite"
-SITE_BUDGET_FORMAT = 1
+SITE_BUDGET_FORMATS = {"1": "record", "2": "person"}
+"""The unit of protection of all runs in a site budget, by the format of its file."""
 LOCK_TIMEOUT_SECONDS = 60.0
 
 UNUSABLE_MESSAGES = ("locked", "readonly", "full", "unable to open", "Permission")
@@ -94,13 +96,13 @@ class SiteBudget:
                 with transaction(self._db) as db:
                     if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
                         execute_file(db, "site_budget.sql")
-                        facts = {"format": str(SITE_BUDGET_FORMAT), "key": secrets.token_hex(32)}
+                        facts = {"format": "1", "key": secrets.token_hex(32)}
                         db.executemany("INSERT INTO meta VALUES (?, ?)", list(facts.items()))
             meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
             self.key = bytes.fromhex(meta.get("key", ""))
-        if meta.get("format") != str(SITE_BUDGET_FORMAT):
+        if meta.get("format") not in SITE_BUDGET_FORMATS:
             raise LedgerError(
-                f"Expected a site budget of format {SITE_BUDGET_FORMAT} in {folder}, got "
+                f"Expected a site budget of format {' or '.join(SITE_BUDGET_FORMATS)} in {folder}, got "
                 f"{meta.get('format')}: another version of topdp wrote it. Use that version, and keep the "
                 "file: what it records was spent."
             )
@@ -142,6 +144,7 @@ class SiteBudget:
         because the ledger is then an old copy.
         """
         with self._writing() as db:
+            self._expect_unit(db, data.unit)
             run = db.execute(
                 "SELECT number, charges, epsilon, final FROM runs WHERE books = ? AND name = ?",
                 (request.ledger_id, data.name),
@@ -169,6 +172,29 @@ class SiteBudget:
             query = "UPDATE runs SET epsilon = ?, charges = ? WHERE number = ?"
             db.execute(query, (finite_or_none(reserved), charges, number))
             return reserved
+
+    @property
+    def unit(self) -> str:
+        """The unit of protection of all runs: record or person."""
+        with self._errors():
+            return self._unit(self._db)
+
+    def _unit(self, db: sqlite3.Connection) -> str:
+        return SITE_BUDGET_FORMATS[db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()[0]]
+
+    def _expect_unit(self, db: sqlite3.Connection, unit: str) -> None:
+        """Raise LedgerError if earlier runs have another unit of protection than `unit`."""
+        earlier = self._unit(db)
+        if unit == earlier:
+            return
+        if db.execute("SELECT 1 FROM runs").fetchone():
+            raise LedgerError(
+                f'Expected privacy.unit = "{earlier}", as in all earlier runs of the site budget in '
+                f'{self.folder}, got "{unit}": what records and what persons spent cannot be added. Use the '
+                "same unit. Another folder (--site) is right only for data about other people."
+            )
+        (number,) = (number for number, name in SITE_BUDGET_FORMATS.items() if name == unit)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'format'", (number,))
 
     def _expect_within_limit(self, request: BudgetRequest, data: DataFingerprint) -> None:
         """Raise BudgetError if a record of `data` has spent more than the limit, with this run."""

@@ -34,6 +34,7 @@ from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_timing import StartTiming
 from topdp.agents.wire.link_refusals import RefusalLog, quoted
 from topdp.agents.wire.transport import end_all
+from topdp.data.person_records import PersonRecords
 from topdp.errors import DataError, ExitCode, TopdpError
 from topdp.runs.named_records import named_schema
 
@@ -108,6 +109,7 @@ class _AgentProcess:
             key=first.secret("order of records"),
             hooks=hooks,
             progress=_log_features,
+            persons=None if self.dataset.persons is None else PersonRecords([self.dataset.persons]),
         )
         self.timing.end_stage("features and account")
         # One gradient before the first greeting, so that faults of the model or the data are reported.
@@ -159,7 +161,12 @@ class _AgentProcess:
         async with AsyncExitStack() as stack:
             stack.callback(agent.ledger.close)
             reservation = site_reservation.reserve_site_budget(
-                agent, options.site, options.identity, self.records, options.data
+                agent,
+                options.site,
+                options.identity,
+                self.records,
+                options.data,
+                self.dataset.identifiers,
             )
             self.log_filter.round = lambda: agent.ledger.round
             agent_model_file.write_model_facts(options.state, self.context, self.dataset.classes)
@@ -208,7 +215,7 @@ def _read_ledger_meta(state: Path) -> dict[str, str]:
 def _load_records(path: str, manifest: Manifest) -> data.Dataset:
     """Return the records of this site. The manifest, not this site, defines the classes of images."""
     schema = named_schema(manifest.config)
-    dataset = data.load(path, schema=schema)
+    dataset = data.load(path, schema=schema, person=manifest.config.person_column)
     if dataset.class_names is not None and (schema is None or schema.classes is None):
         raise DataError(
             f"{path}: expected the classes of images in the manifest, got none: a site without a folder of "

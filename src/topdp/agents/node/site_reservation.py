@@ -19,7 +19,7 @@ import numpy as np
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import LedgerError, infinite_if_none
-from topdp.agents.ledger.record_fingerprints import fingerprint_records
+from topdp.agents.ledger.record_fingerprints import fingerprint_persons, fingerprint_records
 from topdp.agents.ledger.site_budget import BudgetRequest, SiteBudget
 from topdp.agents.ledger.start_choices import protects_data
 from topdp.agents.runtime.agent import Agent
@@ -41,7 +41,12 @@ class SiteReservation:
     """The run of one agent in the site budget."""
 
     def __init__(
-        self, budget: SiteBudget, agent: Agent, records: tuple[AnyArray, AnyArray], source: str
+        self,
+        budget: SiteBudget,
+        agent: Agent,
+        records: tuple[AnyArray, AnyArray],
+        source: str,
+        identifiers: AnyArray | None = None,
     ) -> None:
         ledger, manifest = agent.ledger, agent.context.manifest
         privacy, spent = manifest.config.privacy, _spent(ledger)
@@ -56,7 +61,10 @@ class SiteReservation:
             epsilon=max(agent.context.epsilon, spent),
             spent=spent,
         )
-        data = fingerprint_records(budget.key, np.asarray(records[0]), np.asarray(records[1]), source)
+        if identifiers is None:
+            data = fingerprint_records(budget.key, np.asarray(records[0]), np.asarray(records[1]), source)
+        else:
+            data = fingerprint_persons(budget.key, identifiers, source)
         self.budget, self.agent, self._ledger_id = budget, agent, request.ledger_id
         self._reserved = budget.reserve(request, data, ledger.charge_count)
         ledger.before_charge = self._raise_if_needed
@@ -75,9 +83,17 @@ class SiteReservation:
 
 
 def reserve_site_budget(
-    agent: Agent, site: Path | None, identity: Path, records: tuple[AnyArray, AnyArray], source: str
+    agent: Agent,
+    site: Path | None,
+    identity: Path,
+    records: tuple[AnyArray, AnyArray],
+    source: str,
+    identifiers: AnyArray | None = None,
 ) -> SiteReservation | None:
-    """Reserve the agent's run; None where the user chose no folder and the default one cannot be written."""
+    """Reserve the agent's run; None where the user chose no folder and the default one cannot be written.
+
+    `identifiers`: of each record's person, if the person is the unit of protection.
+    """
     folder, is_chosen = site_folder(site, identity)
     try:
         budget = SiteBudget(folder)
@@ -87,7 +103,7 @@ def reserve_site_budget(
         logger.warning("%s: no site budget: %s Runs on the same records are not added up.", agent.name, error)
         return None
     try:
-        return SiteReservation(budget, agent, records, source)
+        return SiteReservation(budget, agent, records, source, identifiers)
     except BaseException:
         budget.close()
         raise

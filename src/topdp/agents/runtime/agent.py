@@ -249,6 +249,7 @@ class Agent:
             "charged_by": ledger.charged_by,
             **colluders,
             "adjacency": privacy.adjacency,
+            "unit": privacy.unit,
         }
 
     def _write_results(self) -> None:

@@ -14,7 +14,7 @@ from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest, Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
-from topdp.agents.runtime.agent_gradients import AgentGradients, ExactGradients
+from topdp.agents.runtime.agent_gradients import MAX_RECORDS_PER_PERSON, AgentGradients, ExactGradients
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_rows import PlanPart
 from topdp.agents.runtime.budget_meter import BudgetMeter, build_meter
@@ -30,6 +30,7 @@ from topdp.agents.runtime.row_guards import (
 from topdp.agents.wire import row_payload
 from topdp.base.array_types import AnyArray
 from topdp.base.progress import Progress, silent
+from topdp.data.person_records import PersonRecords
 from topdp.errors import DataError
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches
@@ -90,12 +91,13 @@ def build_context(
     key: bytes = b"",
     hooks: AgentHooks | None = None,
     progress: Progress = silent,
+    persons: PersonRecords | None = None,
 ) -> AgentContext:
     """Return the objects with which `agent` computes. `epsilon`: its own budget, at most the manifest's.
 
     `records` are unchanged; the manifest defines the features of them that the model sees. `key`: a secret of
     the agent, the same after every restart, with which the digest `order` is made. `hooks`: replacements of
-    steps for development; None in production.
+    steps for development; None in production. `persons`: who has which records; None: the unit is the record.
     """
     config, rules = setup.manifest.config, setup.manifest.rules
     privacy, name = config.privacy, setup.manifest.names[agent]
@@ -108,10 +110,12 @@ def build_context(
             f"{epsilon:.6g}: an agent's own budget can only be smaller."
         )
     inputs, targets = records
-    if len(targets) != setup.counts[agent]:
+    _expect_persons(privacy.unit, persons)
+    held, units = (len(targets), "training records") if persons is None else (persons.counts[0], "persons")
+    if held != setup.counts[agent]:
         raise DataError(
-            f"Expected {setup.counts[agent]} training records, as the manifest says for {name}, got "
-            f"{len(targets)}. The noise is calibrated for that number."
+            f"Expected {setup.counts[agent]} {units}, as the manifest says for {name}, got {held}. The noise "
+            "is calibrated for that number."
         )
     if (features := named_features(config)) is not None:
         from topdp.data import featured_shards  # images only: agents without features do not load it
@@ -139,6 +143,7 @@ def build_context(
         seed=config.seed,
         draws=draws,
         hooks=hooks,
+        persons=persons,
     )
     meter = build_meter(setup, agent)
     bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
@@ -168,6 +173,19 @@ def build_context(
         order=gradients.order_digest(key),
         in_thread=in_thread,
     )
+
+
+def _expect_persons(unit: str, persons: PersonRecords | None) -> None:
+    if (unit == "person") != (persons is not None):
+        raise DataError(
+            f"Expected records {'with' if unit == 'person' else 'without'} persons, because the manifest has "
+            f'privacy.unit = "{unit}", got others.'
+        )
+    if persons is not None and (most := int(persons.sizes(0).max())) > MAX_RECORDS_PER_PERSON:
+        raise DataError(
+            f"Expected at most {MAX_RECORDS_PER_PERSON} records of one person, got {most}: the account of "
+            "rounding covers no more. Remove records, or combine several into one."
+        )
 
 
 def dtype_name(row: Tensor) -> str:
@@ -213,7 +231,7 @@ def _expect_small_rounding(
         meter.planned if meter.coalition_information is None else meter.coalition_information,
         _max_gradient_norm(batches, privacy.clip),
         largest,
-        exact.rounding_bound(batches.max_records, privacy.clip, batches.divisor),
+        exact.rounding_bound(batches.max_records, privacy.clip, batches.divisor, privacy.unit == "person"),
         together=not hidden,
     )
     if hidden and meter.by_plan is not None:

@@ -8,7 +8,9 @@ adds the gradient to rows.
 together, beyond what the clip allows. A missing record counts as a record whose gradient is zero: the
 manifest states the number of records, and an agent with another number does not start. So the shapes of all
 products, and with them the order of every sum, are the same in both data sets, and the numbers of one record
-depend on no other record. A record on which the model raises an error would change the computation of the
+depend on no other record. If the person is the unit, this holds for the records of different persons: a first
+sum has the first record of each person, and further records are summed at the same positions, with weight 0
+for persons that have fewer. A record on which the model raises an error would change the computation of the
 others, so it is replaced before (`failing_records`).
 """
 
@@ -20,12 +22,15 @@ import math
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.base.array_types import Ints
+from topdp.data.person_records import PersonRecords
 from topdp.errors import InputError
 from topdp.learning.gradients import clipped_gradients
 from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
@@ -48,6 +53,7 @@ MAX_ENLARGEMENT = 1 / (2 * math.sqrt(FINEST_NORM))
 WIDE_BLOCK_RECORDS = 1024  # records of a block if each number of a gradient is one product
 NARROW_BLOCK_RECORDS = 64  # records of a block if each record has many products
 UNKNOWN_TERMS = 10_000  # assumed products of a record if they cannot be counted
+MAX_RECORDS_PER_PERSON = 10_000  # of one agent; more would round sums more than `rounding_bound` states
 
 
 @final
@@ -61,7 +67,7 @@ class ExactGradients:
         self.dtype = flat.dtype
         self.flat = flat if flat.dtype == torch.float64 else _in_float64(flat, record)
         self.terms = count_terms(self.flat, record)
-        self._block = WIDE_BLOCK_RECORDS if self.terms == 1 else NARROW_BLOCK_RECORDS
+        self.block = WIDE_BLOCK_RECORDS if self.terms == 1 else NARROW_BLOCK_RECORDS
         self._clipped = clipped_gradients.ClippedGradients(self.flat, clip, loss, clipping)
 
     def sum(
@@ -70,13 +76,13 @@ class ExactGradients:
         """Return the sum [d] over the records [b, ...] at `estimate`, and how many records counted as zero.
 
         Only the owner of the records may know that number. `weights` [b]: 0 for records that replace others
-        and add exactly nothing, 1 for all others.
+        and add exactly nothing, 1 for all others, or what a record of a person counts.
         """
         row, ignored = estimate.double()[None].contiguous(), 0
         out = torch.zeros_like(row)
         # Blocks are converted to float64 one by one, so that they stay in the processor's cache.
-        for first in range(0, len(inputs), self._block):
-            block = slice(first, first + self._block)
+        for first in range(0, len(inputs), self.block):
+            block = slice(first, first + self.block)
             with minimum_rounding_unit(FINEST_NORM):
                 _, statistics = self._clipped.clipped_sum_and_statistics(
                     row,
@@ -84,7 +90,7 @@ class ExactGradients:
                     _to_float64(targets[block])[None],
                     None if weights is None else weights[None, block],
                     out=out,
-                    microbatch=self._block,
+                    microbatch=self.block,
                 )
             ignored += int(statistics.ignored[0])
         return out[0], ignored
@@ -113,14 +119,19 @@ class ExactGradients:
                 failing[block.start : block.stop] = torch.tensor([raises(slice(k, k + 1)) for k in block])
         return failing
 
-    def rounding_bound(self, records: int, clip: float, divisor: float) -> float:
+    def rounding_bound(self, records: int, clip: float, divisor: float, of_persons: bool = False) -> float:
         """Bound how far rounding moves the mean of `records` clipped gradients, in two data sets together.
 
         The error of a sum of k terms is k units of the sum of their norms, which is `records` clips. If a
         record has many terms that may cancel, the norms of the terms of a block are up to `MAX_ENLARGEMENT`
         times the norm of the record.
+
+        `of_persons`: `records` are persons, whose norms are at most the clip each. Of a block of persons, the
+        first records are summed as above, and up to `MAX_RECORDS_PER_PERSON` times their further records.
         """
-        longest = records if self.terms == 1 else records + NARROW_BLOCK_RECORDS * MAX_ENLARGEMENT
+        longest: float = 2 * records + self.block + MAX_RECORDS_PER_PERSON + 8 if of_persons else records
+        if self.terms > 1:
+            longest += NARROW_BLOCK_RECORDS * MAX_ENLARGEMENT
         units = self.terms * (longest + 8) * records
         # Norms have a relative error below 2⁻⁴⁰, by which a record may exceed the clip.
         return clip / divisor * (2 * ROUNDING_UNIT * units + 2.0**-40)
@@ -144,6 +155,7 @@ class AgentGradients:
     seed: int  # of the manifest
     draws: AgentDraws
     hooks: AgentHooks = field(default_factory=AgentHooks)
+    persons: PersonRecords | None = None  # of this agent alone; None: the unit is the record
 
     def __post_init__(self, records: tuple[Tensor, Tensor]) -> None:
         self.inputs, self.targets = records
@@ -160,21 +172,62 @@ class AgentGradients:
         )
 
     def _mean_over(self, round: int, chosen: Tensor | None, estimate: Tensor) -> Tensor:
-        inputs, targets, weights = self.inputs, self.targets, self._weights
-        if chosen is not None:
-            inputs, targets = inputs[chosen], targets[chosen]
-            weights = None if weights is None else weights[chosen]
-        if not len(inputs):
+        if chosen is not None and not len(chosen):
             return torch.zeros_like(estimate, dtype=torch.float64)  # a Poisson sample may be empty
-        # Random layers draw from streams of the round, the agent and the record's position. They need not be
-        # secret, but must not follow from the content of records (`record_streams`).
-        with seeded_streams(int(stream(self.seed, "layers", round, self.agent).integers(2**62))):
-            total, ignored = self.exact.sum(estimate, inputs, targets, weights)
+        if self.persons is None:
+            total, ignored = self._sum(estimate, chosen, None, round)
+        else:
+            total, ignored = self._sum_of_persons(self.persons, round, chosen, estimate)
         if ignored:  # the log stays on the machine of the data; nothing sent depends on it
             words = "%d records counted as zero in round %d: the model gives no finite gradient for them."
             facts = {"agent": self.agent, "event": "ignored", "round": round}
             logger.warning(words, ignored, round, extra=facts)
         return total.div_(self.batches[self.agent].divisor)
+
+    def _sum(
+        self, estimate: Tensor, chosen: Tensor | None, weights: Tensor | None, *position: int
+    ) -> tuple[Tensor, int]:
+        """Return the sum [d] over the `chosen` records with `weights`, and how many counted as zero.
+
+        `position`: the round, and the part of the sum.
+        """
+        inputs, targets, own = self.inputs, self.targets, self._weights
+        if chosen is not None:
+            inputs, targets = inputs[chosen], targets[chosen]
+            own = None if own is None else own[chosen]
+        if weights is not None:
+            own = weights if own is None else own * weights
+        # Random layers draw from streams of the round, the agent and the record's position. They need not be
+        # secret, but must not follow from the content of records (`record_streams`).
+        round, *part = position
+        with seeded_streams(int(stream(self.seed, "layers", round, self.agent, *part).integers(2**62))):
+            return self.exact.sum(estimate, inputs, targets, own)
+
+    def _sum_of_persons(
+        self, persons: PersonRecords, round: int, chosen: Tensor | None, estimate: Tensor
+    ) -> tuple[Tensor, int]:
+        """Return the sum [d] over the records of the `chosen` persons, and how many counted as zero.
+
+        What is computed for one person does not depend on the number of records of another.
+        """
+        units = np.arange(persons.counts[0]) if chosen is None else chosen.numpy()
+
+        def add(layer: int, block: Ints, *part: int) -> tuple[Tensor, int]:
+            records, weights = map(torch.from_numpy, persons.nth_record(0, block, layer))
+            return self._sum(estimate, records, weights.double(), round, *part)
+
+        total, ignored = add(0, units)
+        for first in range(0, len(units), self.exact.block):
+            block = units[first : first + self.exact.block]
+            layers = range(1, int(persons.sizes(0)[block].max()))
+            further = torch.zeros_like(total)
+            for layer in layers:
+                part, count = add(layer, block, layer, first)
+                further += part
+                ignored += count
+            if layers:
+                total += further
+        return total, ignored
 
     def _replace_failing_records(self) -> None:
         """Replace records on which the model or the loss raises an error by another record, with weight 0.
@@ -204,13 +257,16 @@ class AgentGradients:
         digest = hmac.new(key, digestmod="sha256")
         for round in range(own.period):
             chosen = self._records_of(round)
+            if self.persons is not None and chosen is not None:
+                digest.update(self.persons.sizes(0)[chosen.numpy()].astype("<i8").tobytes())
+                chosen = torch.from_numpy(self.persons.records_of(0, chosen.numpy()))
             for values in (self.inputs[chosen], self.targets[chosen]):
                 digest.update(f"{round} {values.dtype} {tuple(values.shape)}".encode())
                 digest.update(values.numpy().tobytes())
         return digest.hexdigest()
 
     def _records_of(self, round: int) -> Tensor | None:
-        """Return the indices of the records that `round` uses; None stands for all records."""
+        """Return the indices of the records (or persons) that `round` uses; None stands for all."""
         own = self.batches[self.agent]
         if own.sampled:
             return self.draws.sample(self.batches, self.agent, round)

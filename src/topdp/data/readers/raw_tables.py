@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ class Table:
     @property
     def rows(self) -> int:
         return len(next(iter(self.columns.values()), ()))
+
+    def without(self, column: str | None) -> Table:
+        """Return the table without a column, which it may lack; None: the same table."""
+        return replace(self, columns={name: part for name, part in self.columns.items() if name != column})
 
     def where(self, row: int) -> str:
         """Return the origin of a record in words: `a.csv, line 7`."""

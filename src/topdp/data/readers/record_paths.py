@@ -20,23 +20,42 @@ import numpy as np
 from topdp.base.array_types import AnyArray
 from topdp.base.files import UNREADABLE_FILE_ERRORS, read_arrays
 from topdp.data.readers._encoding import encode_table
-from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, read_frame, read_table
-from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
-from topdp.data.record_checks import Records, check_labels, check_records, check_same_shape, count_classes
+from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, is_missing, read_frame, read_table
+from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema, SchemaError
+from topdp.data.record_checks import (
+    Records,
+    check_identifiers,
+    check_labels,
+    check_records,
+    check_same_shape,
+    count_classes,
+)
 from topdp.errors import DataError
 
-# The inputs and targets of each agent, those of the test records, and the number of classes.
-SiteRecords = tuple[list[tuple[AnyArray, AnyArray]], tuple[AnyArray, AnyArray] | None, int | None]
+# The inputs and targets of each agent, those of the test records, the number of classes, and the person
+# identifiers of each agent's records (None: the unit of protection is the record).
+SiteRecords = tuple[
+    list[tuple[AnyArray, AnyArray]], tuple[AnyArray, AnyArray] | None, int | None, list[AnyArray] | None
+]
 
 
-def read_records(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> Records:
+def read_records(
+    path: str | os.PathLike[str],
+    schema: Schema = EMPTY_SCHEMA,
+    person: str | None = None,
+    *,
+    test: bool = False,
+) -> Records:
     """Return the records at `path`: a table, an `.npz` file, or a folder of images, prepared by `schema`.
 
     An `.npz` file has the arrays `inputs` and `targets` (or `labels`), or `train_inputs` and so on. It takes
-    no schema, because its numbers are used unchanged.
+    no schema, because its numbers are used unchanged. `person`: the column or array with the identifier of
+    each record's person; None if the unit of protection is the record. `test`: these are test records,
+    which are not protected and need no persons.
     """
     place = Path(path).expanduser()
     if place.is_dir():
+        _expect_no_person(place, None if test else person)
         from topdp.data.readers._image_folders import read_images  # imports Pillow
 
         return read_images(place, schema)
@@ -44,32 +63,37 @@ def read_records(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) ->
         _expect_no_schema(place, schema)
         arrays = _npz_arrays(place)
         # `classes` is None unless stated, because the labels of one site need not contain the largest.
-        return _npz_part(arrays, "train_" if "train_inputs" in arrays else "", place, "records")[0]
-    return _encode_records(read_table(place, schema.delimiter), schema)
+        part = "train_" if "train_inputs" in arrays else ""
+        records = _npz_part(arrays, part, place, "records")[0]
+        return records if test else _with_persons(records, arrays, part, place, person)
+    return _encode_records(read_table(place, schema.delimiter), schema, person, test)
 
 
 def train_and_test(
-    path: str | os.PathLike[str], schema: Schema, test: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    schema: Schema,
+    test: str | os.PathLike[str] | None = None,
+    person: str | None = None,
 ) -> tuple[Records, Records | None]:
     """Return the training records at `path`, and the test records, or None if there are none.
 
     `path` and `test` name files or folders as for `read_records`. If `test` is None, `path` may contain both:
     a folder with `train.csv` and `test.csv` (or `.tsv`, `.parquet`, `.pq`, `.npz`), a folder with the folders
-    `train` and `test`, each with one folder per class, or one `.npz` file.
+    `train` and `test`, each with one folder per class, or one `.npz` file. `person`: as for `read_records`.
     """
     place = Path(path).expanduser()
     if test is None and _holds_arrays(place):
         _expect_no_schema(place, schema)
-        return _read_npz_dataset(place)
+        return _read_npz_dataset(place, person)
     for suffix in ("", ".csv", ".tsv", ".parquet", ".pq"):
         if place.is_dir() and (place / f"train{suffix}").exists():
             beside = place / f"test{suffix}"
             place, test = place / f"train{suffix}", test or (beside if beside.exists() else None)
             break
-    train = read_records(place, schema)
+    train = read_records(place, schema, person)
     if test is None:
         return train, None
-    held_out = read_records(test, schema)
+    held_out = read_records(test, schema, person, test=True)
     _expect_same_classes(held_out, str(test), train, str(place))
     check_same_shape(held_out.inputs, train.inputs.shape[1:], str(test), "the training records")
     return train, held_out
@@ -86,6 +110,31 @@ def _holds_arrays(place: Path) -> bool:
     return (place / "train.npz").exists() or not others
 
 
+def _expect_no_person(place: Path, person: str | None) -> None:
+    if person is not None:
+        raise DataError(
+            f'{place}: expected a table or .npz arrays with privacy.unit = "person", got a folder of images, '
+            "which states no persons. Save the images as an .npz file with an array of persons."
+        )
+
+
+def _with_persons(
+    records: Records, arrays: dict[str, AnyArray], part: str, file: Path, person: str | None
+) -> Records:
+    """Return `records` with the identifiers in the array `person`, whose name may begin with `part`."""
+    if person is None:
+        return records
+    names = [name for name in (part + person, person) if name in arrays]
+    if not names:
+        raise DataError(
+            f"{file}: expected an array {part + person!r} with the identifier of each record's person "
+            f'(privacy.unit = "person"), got only {", ".join(sorted(arrays))}. Add the array, or name '
+            "another one in data.person."
+        )
+    identifiers = check_identifiers(arrays[names[0]], len(records.targets), f"{file}, array {names[0]!r}")
+    return records._replace(persons=identifiers)
+
+
 def _expect_no_schema(place: Path, schema: Schema) -> None:
     if schema != EMPTY_SCHEMA:
         raise DataError(
@@ -93,7 +142,7 @@ def _expect_no_schema(place: Path, schema: Schema) -> None:
         )
 
 
-def _read_npz_dataset(path: Path) -> tuple[Records, Records | None]:
+def _read_npz_dataset(path: Path, person: str | None) -> tuple[Records, Records | None]:
     """Return the checked training records and test records at `path`; None if there are no test records.
 
     Raise DataError that names the file, the array and the record if an array is missing or a check fails.
@@ -106,6 +155,7 @@ def _read_npz_dataset(path: Path) -> tuple[Records, Records | None]:
         train_file, test_file, train_part, test_part = path, path, "train_", "test_"
         train = test = _npz_arrays(path)
     records, target_name = _npz_part(train, train_part, train_file, "training records")
+    records = _with_persons(records, train, train_part, train_file, person)
     if target_name == "labels" and records.classes is None:
         records = records._replace(classes=count_classes([records.targets], str(train_file)))
     if not any(name.startswith(test_part) and name != "classes" for name in test):
@@ -182,7 +232,9 @@ def _expect_same_classes(records: Records, name: str, like: Records, like_name: 
         )
 
 
-def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
+def records_of_frame(
+    frame: Any, schema: Schema, origin: str, person: str | None = None, *, test: bool = False
+) -> Records:
     """Return the records in a frame, prepared by `schema`. `origin` names the frame in messages.
 
     If the schema lists no classes, a Hugging Face dataset may declare them for the target. Declared names
@@ -190,18 +242,44 @@ def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
     """
     table, features = read_frame(frame, origin), getattr(frame, "features", None)
     if schema.classes is not None or len(schema.targets) != 1 or not isinstance(features, Mapping):
-        return _encode_records(table, schema)
+        return _encode_records(table, schema, person, test)
     declared = getattr(features.get(schema.targets[0]), "names", None)
     if declared is None:
-        return _encode_records(table, schema)
+        return _encode_records(table, schema, person, test)
     # The values are numbers of the declared classes.
     numbered = Schema.of({**schema.tree(), "classes": [str(number) for number in range(len(declared))]})
-    return _encode_records(table, numbered)._replace(class_names=tuple(map(str, declared)))
+    return _encode_records(table, numbered, person, test)._replace(class_names=tuple(map(str, declared)))
 
 
-def _encode_records(table: Table, schema: Schema) -> Records:
-    inputs, targets = check_records(*encode_table(table, schema), table.origin)
-    return Records(inputs, targets, None if schema.classes is None else len(schema.classes), schema.classes)
+def _encode_records(table: Table, schema: Schema, person: str | None, test: bool) -> Records:
+    identifiers = None if person is None or test else _identifiers(table, schema, person)
+    inputs, targets = check_records(*encode_table(table.without(person), schema), table.origin)
+    classes = None if schema.classes is None else len(schema.classes)
+    return Records(inputs, targets, classes, schema.classes, identifiers)
+
+
+def _identifiers(table: Table, schema: Schema, person: str) -> AnyArray:
+    """Return the identifiers in the column `person`, which the schema must not use otherwise."""
+    if person in {*schema.targets, *schema.inputs}:
+        raise SchemaError(
+            f"{table.origin}: expected the column {person!r} of persons only in data.person, got it in the "
+            "schema too. Remove it there: a model must not see who a record is about."
+        )
+    if person not in table.columns:
+        raise DataError(
+            f"{table.origin}: expected a column {person!r} with the identifier of each record's person "
+            f'(privacy.unit = "person"), got only the columns {", ".join(table.columns)}. Add the column, or '
+            "name another one in data.person."
+        )
+    values = table.columns[person]
+    gaps = is_missing(values)
+    if gaps.any():
+        raise DataError(
+            f"{table.where(int(gaps.argmax()))}: expected a person identifier in {person!r}, got a missing "
+            f"value ({int(gaps.sum())} of {table.rows} records lack it). Add the identifiers, or remove "
+            "these records."
+        )
+    return check_identifiers(values, table.rows, table.origin)
 
 
 def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -229,7 +307,10 @@ def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def read_site_files(
-    agents: Sequence[str | os.PathLike[str]], test: str | os.PathLike[str] | None, schema: Schema
+    agents: Sequence[str | os.PathLike[str]],
+    test: str | os.PathLike[str] | None,
+    schema: Schema,
+    person: str | None = None,
 ) -> SiteRecords:
     """Return the records in `agents`, one file or folder per agent, and in `test`, prepared by `schema`.
 
@@ -243,15 +324,21 @@ def read_site_files(
             f"Expected test records that no agent holds, got {test}. Metrics on them, and the choice of "
             "the best round, would disclose private records without noise. Give other records, or none."
         )
-    sites = {str(path): read_records(path, schema) for path in paths}
-    return _combine_sites(sites, None if test is None else read_records(test, schema))
+    sites = {str(path): read_records(path, schema, person) for path in paths}
+    return _combine_sites(sites, None if test is None else read_records(test, schema, person, test=True))
 
 
-def read_site_frames(agents: Sequence[Any], test: Any, schema: Schema) -> SiteRecords:
+def read_site_frames(
+    agents: Sequence[Any], test: Any, schema: Schema, person: str | None = None
+) -> SiteRecords:
     """Return the records in `agents`, one frame per agent, and in the frame `test`, prepared by `schema`."""
     names = [f"agent {agent}" for agent in range(len(agents))]
-    sites = {name: records_of_frame(frame, schema, name) for name, frame in zip(names, agents, strict=True)}
-    held_out = None if test is None else records_of_frame(test, schema, "test records")
+    sites = {
+        name: records_of_frame(frame, schema, name, person) for name, frame in zip(names, agents, strict=True)
+    }
+    held_out = None
+    if test is not None:
+        held_out = records_of_frame(test, schema, "test records", person, test=True)
     return _combine_sites(sites, held_out)
 
 
@@ -266,4 +353,6 @@ def _combine_sites(sites: dict[str, Records], test: Records | None) -> SiteRecor
     for name, records in [*sites.items(), *([] if test is None else [("test records", test)])]:
         _expect_same_classes(records, name, first, first_name)
     agents = [(_scale_images(records.inputs), records.targets) for records in sites.values()]
-    return agents, None if test is None else (_scale_images(test.inputs), test.targets), first.classes
+    persons = [records.persons for records in sites.values() if records.persons is not None]
+    held_out = None if test is None else (_scale_images(test.inputs), test.targets)
+    return agents, held_out, first.classes, persons or None

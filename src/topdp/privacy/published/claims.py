@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,6 +19,9 @@ from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_deltas, expect_supported
 from topdp.protocols import protocol_of
 
+Unit = Literal["record", "person"]
+"""What an ε protects: one record of one agent, or one person."""
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -26,7 +29,8 @@ class Analysis:
 
     `calibration`: the name of the method whose claim is computed. `batches`: of each agent. `clip`: the bound
     on the norm of one record's gradient. `noise_on_estimate`: whether the noise is added to the estimate, as
-    the paper prints it, and not to the gradient, which is multiplied by λ.
+    the paper prints it, and not to the gradient, which is multiplied by λ. `unit`: what an ε protects, one
+    record or one person. `sites`: the most agents that may hold records of one person.
 
     >>> from topdp.plan import Cycle
     >>> analysis = Analysis("tight", (Cycle(2000, 20),) * 3, clip=4.0)
@@ -40,6 +44,8 @@ class Analysis:
     adjacency: Adjacency = "add-remove"
     _: KW_ONLY
     noise_on_estimate: bool = False
+    unit: Unit = "record"
+    sites: int = 1
 
     def __post_init__(self) -> None:
         if self.calibration != "tight":  # the default needs no other calibrations
@@ -70,6 +76,7 @@ class Analysis:
                 for kind, size in dict.fromkeys((b.kind, getattr(b, "size", None)) for b in self.batches)
             ],
             **({"noise_on": "estimate"} if self.leaves_out_step else {}),
+            **({"unit": self.unit, "sites_per_person": self.sites} if self.unit != "record" else {}),
         }
 
     @property

@@ -225,6 +225,7 @@ def _setting(question: PlannerQuestion, shape: Plan) -> dict[str, Any]:
         "agents": graph.agents,
         "links": len(graph.edges),
         "records": [min(counts), max(counts)],
+        "unit": config.privacy.unit,
         "rounds": config.rounds,
         "releases": shape.releases,
         "chosen": {key: getattr(method, key) for key in question.run.method.tuned},

@@ -4,7 +4,8 @@ The object never contains parameters, records or digests of them. Its keys:
 
     name, state, stopped, notes    identity and state of the run, and problems in words
     method, data, model, rounds, releases, seed, command, versions, seconds, settings
-    guarantee          name, answer, words, epsilon (the budget), delta, colluders, adjacency
+    guarantee          name, answer, words, epsilon (the budget), delta, colluders, adjacency, unit,
+                       sites_per_person
     answers            all answers, the most reliable first; `common`: proved, and computed for every run
     graph              agents, names, positions, links: its edges (columns: from, to, mu, epsilon)
     metrics            names, rounds, values (name -> mean, min, max), agents (only of the last evaluation)
@@ -164,6 +165,8 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
             "delta": account.delta,
             "colluders": account.colluders,
             "adjacency": account.analysis.adjacency,
+            "unit": account.analysis.unit,
+            "sites_per_person": account.analysis.sites,
         },
         "answers": [
             {"key": one.key, "label": one.label, "common": one.proved and not one.on_request}

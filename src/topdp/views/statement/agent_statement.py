@@ -25,6 +25,7 @@ from topdp.views.statement.statement_text import (
     answer_facts,
     count_of,
     statement_of,
+    unit_facts,
     weighting_facts,
 )
 
@@ -40,6 +41,7 @@ def agent_statement(record: AgentRecord) -> dict[str, Any]:
     return statement_of(
         {
             "kind": "agent",
+            **unit_facts(config.privacy.unit, config.privacy.sites_per_person),
             "simulated": False,
             "federated": True,
             **_promise(record),

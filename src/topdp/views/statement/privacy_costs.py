@@ -106,6 +106,8 @@ def spent_along(
     values = account.answers[answer].epsilon
     if max_seconds <= 0:
         return None, []
+    if account.analysis.sites > 1:
+        return None, ["The spending curve is not shown, because ε is that of a person at several agents."]
     if values is None or not np.isfinite(values).all():
         return None, ["The spending curve is not shown, because ε is not finite."]
     owner = int(values.argmax())

@@ -29,6 +29,7 @@ from topdp.views.statement.statement_text import (
     answer_facts,
     count_of,
     statement_of,
+    unit_facts,
     weighting_facts,
 )
 
@@ -93,6 +94,7 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "kind": "run",
+        **unit_facts(guarantee["unit"], guarantee["sites_per_person"]),
         "of_run": True,
         "simulated": federation is None,
         "demonstration": federation is not None,
@@ -129,7 +131,7 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
         "clip": privacy["clip"],
         "clipping": settings["privacy"]["clipping"],
         **weighting_facts(settings),
-        "batches": f"; batches in which a record is used: {', '.join(batches)}",
+        "batches": f"; batches in which a {guarantee['unit']} is used: {', '.join(batches)}",
         "sensitivity": {"least": min(privacy["sensitivity"]), "largest": max(privacy["sensitivity"])},
         "calibrated": bool(privacy["guarantee"]),
         "calibrated_epsilon": f"{min(budget):g} to {max(budget):g}, by agent"

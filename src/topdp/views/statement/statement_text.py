@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from topdp.privacy.answers import AnswerKind
+from topdp.runs.epsilon_text import unit_text
 from topdp.views.pages.plain_words import small
 
 FALSE_ALARM_SHARES = (0.01, 0.05)
@@ -104,6 +105,27 @@ def answer_facts(
         "mu": mu,
         "recognised_at_1_percent_false_alarms": powers[0],
         "recognised_at_5_percent_false_alarms": powers[1],
+    }
+
+
+def unit_facts(unit: str, sites: int) -> dict[str, Any]:
+    """Return words for what is protected. `sites`: the most agents that may hold records of one person."""
+    of_person = unit == "person"
+    return {
+        "unit": unit,
+        "units": f"{unit}s",
+        "of_records": not of_person,
+        "of_persons": of_person,
+        "sites": sites,
+        "several_sites": sites > 1,
+        "protected": unit_text(unit, sites).capitalize(),
+        "holders": "one agent" if sites == 1 else f"up to {sites} agents",
+        "whether": "the records of any one person were" if of_person else "any one record was",
+        "whether_own": "the records of any one of its persons were"
+        if of_person
+        else "any one of its records was",
+        "found": "a person whose records were" if of_person else "a record that was",
+        "clipped_words": "; the gradients of one person's records are averaged" if of_person else "",
     }
 
 

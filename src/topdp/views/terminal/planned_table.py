@@ -19,7 +19,9 @@ def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
     """Return the table of settings, the explanations of their answers, and the recommendation."""
     settings = answer["settings"]
     table = tables.uncut(
-        "", *(setting["label"] or "this setting" for setting in settings), caption=PLAN_TABLE_CAPTION
+        "",
+        *(setting["label"] or "this setting" for setting in settings),
+        caption=PLAN_TABLE_CAPTION.format(unit=" or ".join(dict.fromkeys(each["unit"] for each in settings))),
     )
     for name, cells in lines(settings):
         table.add_row(name, *cells)
@@ -36,7 +38,7 @@ def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
 
 
 PLAN_TABLE_CAPTION = (
-    "ε and μ: largest over agents. Power: how often the best attacker recognises a record with 1% false "
+    "ε and μ: largest over agents. Power: how often the best attacker recognises a {unit} with 1% false "
     "alarms, under the budget's answer. Noise: variance over that of pooled records. Sent: rows "
     "without the overhead of links."
 )

@@ -16,7 +16,7 @@ from topdp.privacy.answers import ANSWERS, WORST_CASE, answer_kind
 from topdp.privacy.observers.coalitions import Coalitions
 from topdp.runs import sweep_summary
 from topdp.runs.config import RunConfig
-from topdp.runs.epsilon_text import answer_words, delta_text, epsilon_text
+from topdp.runs.epsilon_text import answer_words, delta_text, epsilon_text, unit_text
 from topdp.runs.metric_labels import NO_TEST_RECORDS, between_agents, is_share, metric_names, metric_text
 from topdp.runs.recommend import COMPARED_ROUNDS
 
@@ -36,6 +36,8 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     metrics = list(dict.fromkeys(name for values in scores.values() for name in metric_names(values)))
     ends = "worst to best" if all(map(is_share, metrics[:1])) else "least to largest"
     meaning = f"ε at δ = {delta_text(privacy['delta'])}, largest over agents; worst case: all others together"
+    if {summary["privacy"].get("unit") for summary in summaries.values()} == {"person"}:
+        meaning += "; of a person"
     table = uncut(
         "method", *(metrics or ["metrics"]), "agents",
         *(f"ε\n{answer_words(name)}" for name in answers), "time",
@@ -96,14 +98,16 @@ def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions |
     """
     exposure, privacy = result.analysis.exposure(), result.summary()
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
-    rows.add_row("δ, adjacency", f"{delta_text(result.delta)}, {result.analysis.adjacency}")
+    analysis = result.analysis
+    rows.add_row("protected", unit_text(analysis.unit, analysis.sites))
+    rows.add_row("δ, adjacency", f"{delta_text(result.delta)}, {analysis.adjacency}")
     rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
     rows.add_row("sensitivity", least_to_largest(exposure.sensitivity))
     rows.add_row("σ, noise per unit of clip", least_to_largest(plan.full_scale / config.privacy.clip))
     weights = [batches.weight for batches in exposure.batches]
     if min(weights) < 1:
         rows.add_row("weights of agents", least_to_largest(np.array(weights)))
-    rows.add_row("a record is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
+    rows.add_row(f"a {analysis.unit} is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
     for warning in result.warnings:
         rows.add_row("warning", warning)
     for key, reason in privacy.get("reasons", {}).items():
@@ -121,8 +125,8 @@ def _answers(result: Account) -> Table:
     """Return a table with the largest ε and μ over agents, and the best attacker's power, per answer."""
     table = uncut(
         "", "ε", "μ", *(f"power at {share:.0%}" for share in FALSE_ALARMS),
-        caption="Largest over agents. Power: how often the best attacker recognises a record, with false "
-        "alarms in that share of the cases without it.",
+        caption="Largest over agents. Power: how often the best attacker recognises a "
+        f"{result.analysis.unit}, with false alarms in that share of the cases without it.",
     )  # fmt: skip
     privacy = result.summary()
     for name in _asked(result):

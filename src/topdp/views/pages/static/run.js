@@ -57,7 +57,7 @@
         title.replaceChildren(topdp.name(facts.name));
         state.textContent = facts.state;
         state.setAttribute("data-state", facts.state);
-        lead.textContent = facts.method === null ? "" : `${facts.method} on ${facts.data.name}, ${facts.graph.agents} agent${facts.graph.agents === 1 ? "" : "s"}, ${facts.data.records.total} records, ${facts.rounds} rounds.`;
+        lead.textContent = facts.method === null ? "" : `${facts.method} on ${facts.data.name}, ${facts.graph.agents} agent${facts.graph.agents === 1 ? "" : "s"}, ${facts.data.records.total} ${facts.guarantee.unit}s, ${facts.rounds} rounds.`;
         notes.replaceChildren(...facts.notes.map((note) => el("li", {}, note)));
         notes.hidden = !facts.notes.length;
         notes.classList.toggle("calm", facts.state === "done");
@@ -80,7 +80,7 @@
         `at δ = ${topdp.range(privacy.delta)}, largest over agents, against ${guarantee.words}`));
       if (privacy.mu[answer] !== null && privacy.mu[answer] !== undefined) cards.push(card("μ", topdp.upper(privacy.mu[answer]), "Gaussian differential privacy; needs no δ"));
       if (power[answer]) cards.push(card("An attacker", topdp.value(power[answer]["0.01"], topdp.atMost(power[answer]["0.01"])),
-        `of records recognised, at most, at 1% false alarms; ${topdp.atMost(power[answer]["0.05"])} at 5%. Guessing: 1% and 5%.`));
+        `of ${facts.guarantee.unit}s recognised, at most, at 1% false alarms; ${topdp.atMost(power[answer]["0.05"])} at 5%. Guessing: 1% and 5%.`));
       cards.push(card("Rounds", `${facts.round}`, `of ${facts.rounds}` + (facts.seconds === null || facts.seconds === undefined ? "" : `; ${topdp.number(facts.seconds)} seconds`)));
       return [el("dl", { class: "cards" }, cards)];
     },
@@ -155,12 +155,12 @@
       ]);
       const holder = el("div", {});
       topdp.fillTable(holder, {
-        caption: `Largest over agents, at δ = ${topdp.range(privacy.delta)}, ${privacy.adjacency === "add-remove" ? "one record added or removed" : "one record replaced"}.`,
+        caption: `Largest over agents, at δ = ${topdp.range(privacy.delta)}, one ${facts.guarantee.unit} ${privacy.adjacency === "add-remove" ? "added or removed" : "replaced"}.`,
         head: [{ text: "answer" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }, { text: "recognised at 1%", numeric: true }, { text: "recognised at 5%", numeric: true }],
         rows, sortable: false,
       });
       const bounded = asked.some(({ key }) => power[key] && !power[key].exact);
-      const notes = [el("p", { class: "words" }, "Recognised: an upper bound on how often the best attacker recognises that a record was present, with false alarms in 1% or 5% of the cases without it." + (bounded ? " For sampled batches the bound follows from ε and δ alone." : ""))];
+      const notes = [el("p", { class: "words" }, "Recognised: an upper bound on how often the best attacker recognises that a " + facts.guarantee.unit + " was present, with false alarms in 1% or 5% of the cases without it." + (bounded ? " For sampled batches the bound follows from ε and δ alone." : ""))];
       notes.push(el("dl", { class: "facts" }, asked.flatMap(({ key, label }) => [el("dt", {}, label),
         el("dd", {}, [privacy.assumptions[key], reasons[key]].filter(Boolean).join(" "))])));
       (privacy.warnings || []).forEach((warning) => notes.push(el("p", { class: "warning" }, `Warning: ${warning}`)));
@@ -199,7 +199,7 @@
         { show: links.mu[k] === null ? "infinite" : topdp.upper(links.mu[k]), sort: links.mu[k] ?? Infinity },
       ]);
       topdp.fillTable(inside, { caption: `Upper bounds on what the second agent learns about the first (${facts.guarantee.label}).`,
-        head: [{ text: "records of" }, { text: "seen by" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }], rows });
+        head: [{ text: `${facts.guarantee.unit}s of` }, { text: "seen by" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }], rows });
     });
     const element = el("section", { class: "fold" }, fold.element);
     return { element, update: (facts) => { element.hidden = !facts.graph.links.epsilon; fold.update(facts); } };
@@ -220,7 +220,7 @@
         else merged.push([name]);
       });
       return {
-        title: `ε spent by the agent with the largest ε (${graph.names[spending.agent]}), if its records enter no later round`, least: 0, yTitle: "ε", xTitle: spending.unit,
+        title: `ε spent by the agent with the largest ε (${graph.names[spending.agent]}), if its ${facts.guarantee.unit}s enter no later round`, least: 0, yTitle: "ε", xTitle: spending.unit,
         mark: now.round < now.rounds && spending.unit === "round" ? now.round : null,
         series: [...merged.map((alike, place) => ({ label: alike.map((key) => labelOf(now, key)).join(" = "), rounds: spending.rounds, mean: spending.epsilon[alike[0]], look: topdp.look(place) })),
           ...(budget === null ? [] : [{ label: "budget", rounds: [spending.rounds[0], spending.rounds.at(-1)], mean: [budget, budget], look: { colour: "ink", dash: [4, 4] } }])],
