@@ -38,7 +38,7 @@ def with_agent_weights(outline: AnyOutline, counts: tuple[int, ...]) -> AnyOutli
     if config.privacy.weights != "auto":
         return outline
     weights: str | list[float] = EQUAL
-    if outline.epsilon is not None and not outline.method.pools and _differ(outline):
+    if outline.epsilon is not None and outline.method.mixes and _differ(outline):
         analysis, schedule = records_of(outline, counts)
         # Per unit of sensitivity, so that weights follow from budgets and not from numbers of records.
         needs = noise_alone(outline, analysis, schedule) / analysis.exposure().sensitivity
