@@ -1,12 +1,12 @@
 """What each partner gains: training alone, together, on pooled records, and with Opacus on pooled records.
 
-    python benchmarks/gains.py                                   # all tables, 50 splits: 13 minutes on one core
+    python benchmarks/gains.py                                   # all tables, 50 splits: ten minutes
     python benchmarks/gains.py --tables hospitals --splits 10
     python benchmarks/gains.py --sizes equal                     # the same records in equal shards
 
-Five agents hold shards of very different sizes; each has the same budget (ε = 1, δ = 1e-5). For every split, the
-records are shuffled and dealt out, and the rest are test records. All methods train the same linear model for
-the same number of rounds with the same steps and the same clip (`TABLES`), without tuning for any method.
+Five agents hold shards of very different sizes; each has the same budget (ε = 1, δ = 1e-5). For every split,
+the records are shuffled and dealt out, and the rest are test records. All methods train the same linear model
+for the same number of rounds with the same steps and the same clip (`TABLES`), without tuning for any method.
 `together` is `correlated` on the complete graph, against one colluder. A difference is paired: both methods
 have the same split. Intervals are t intervals (95%) over splits, each of which has its own noise.
 
@@ -217,7 +217,9 @@ def measured(table: GainTable, sizes: tuple[int, ...], splits: int) -> dict[str,
     return {name: np.array(of) for name, of in values.items()}
 
 
-def lines_of(name: str, table: GainTable, sizes: tuple[int, ...], found: dict[str, NDArray[np.float64]]) -> dict:
+def lines_of(
+    name: str, table: GainTable, sizes: tuple[int, ...], found: dict[str, NDArray[np.float64]]
+) -> dict:
     """Return the results of a table for JSON: means, and paired differences with their intervals."""
     together = found["together"]
     own = together - found["alone"]

@@ -25,7 +25,8 @@ class ResidualNoise(NamedTuple):
     """The variances of one parameter after each release.
 
     `average` [releases]: the variance of the mean of all estimates. `between` [releases]: the mean variance
-    of an estimate around that mean. `estimates` [agents]: the variance of each estimate after the last release.
+    of an estimate around that mean. `estimates` [agents]: the variance of each estimate after the last
+    release.
     """
 
     average: Floats

@@ -1,8 +1,8 @@
 """What each member gains by joining: the noise in its model alone and together. No data, no torch.
 
-Alone means `alone`: the member trains on its own records, with its own budget, in as many rounds with the same
-steps. Its noise follows from a calibration, and that of the models together from the plan. Which members cost
-the others is estimated without further plans (`_noise_of_others`).
+Alone means `alone`: the member trains on its own records, with its own budget, in as many rounds with the
+same steps. Its noise follows from a calibration, and that of the models together from the plan. Which members
+cost the others is estimated from public numbers, without further plans (`_Members.noise`).
 
 Less noise is not always a better model: records of other members also differ from a member's own.
 """
@@ -31,16 +31,16 @@ from topdp.runs.resolve import resolve
 from topdp.runs.resolved_run import ResolvedRun
 
 COSTLY_BELOW = 0.98  # a member is named if the others have less than this share of the noise without it
-SEARCH_STEPS = 40  # halvings in the search for the budget or weight with which a member costs nothing
+SEARCH_STEPS = 24  # halvings in the search for the budget or weight with which a member costs nothing
 
 
 def member_gains(run: ResolvedRun, residual: ResidualNoise, pooled: float) -> dict[str, Any]:
-    """Return the gains of all members for JSON. `residual`: of the plan. `pooled`: the variance that counts as 1,
-    that of pooled records.
+    """Return the gains of all members for JSON.
 
+    `residual`: the noise of the plan. `pooled`: the variance that counts as 1, that with pooled records.
     `alone`, `together` [agents]: the variance of the noise in the member's model at the end. `costly`: the
-    members without whom the average of the others has less noise, and what would change that. Raise InputError
-    if there is nothing to compare.
+    members without whom the average of the others has less noise, and what would change that. Raise
+    InputError if there is nothing to compare.
     """
     if not run.method.mixes:
         raise InputError(f"Method {run.method.name} has no members that mix their models.")
@@ -83,8 +83,9 @@ class _Members:
     """Public facts on which the noise of an average depends, for some or all members.
 
     `needs` [members]: the noise that each needs alone at weight 1, per unit of sensitivity. `counts`: of
-    records. `weights`: None: the best ones. `epsilon`, `delta`: the budgets. `by_records`: whether every record
-    counts the same. `hidden_together`: whether pair noise hides all members together, against `colluders`.
+    records. `weights`: None: the best ones. `epsilon`, `delta`: the budgets. `by_records`: whether every
+    record counts the same. `hidden_together`: whether pair noise hides all members together, against
+    `colluders`.
     """
 
     needs: Floats
@@ -121,19 +122,32 @@ class _Members:
 
     @property
     def noise(self) -> float:
-        """The variance of the noise in the average, up to a common factor, at equal length of its steps.
-
-        With own noise it is the sum of the members' variances. Pair noise hides the members outside a
-        coalition together, so that each needs about a share of the largest variance.
-        """
+        """The variance of the noise in the average, up to a common factor, at equal length of its steps."""
         n, w = len(self.needs), self.weights
         if w is None:
             w = best_weights(self.needs, self.hidden_together)
         signal, own = (self.counts, 1.0) if self.by_records else (np.ones(n), self.counts)
         variance = np.square(w * self.needs / own)
-        others = n - self.colluders
-        total = variance.max() * n / others if self.hidden_together and others > 1 else variance.sum()
+        total = _hidden_together(variance, self.colluders) if self.hidden_together else variance.sum()
         return float(total / (w @ signal) ** 2)
+
+
+def _hidden_together(needs: Floats, colluders: int) -> float:
+    """Return about the least sum of own variances if strong pair noise hides all members together.
+
+    `needs` [members]: the variance that each needs. The members outside a coalition then need the largest of
+    their needs in total. The member with the largest need adds what the others' own noise leaves open when c
+    of them collude; if it colludes itself, c - 1 of the others do.
+
+    >>> _hidden_together(np.ones(5), colluders=1), _hidden_together(np.array([9.0, 1, 1]), colluders=1)
+    (1.25, 9.5)
+    """
+    largest = np.sort(needs)[::-1]
+    n, total = len(largest), 0.0
+    for place in reversed(range(min(colluders, n - 1) + 1)):
+        # f(1 .. n; c) = s_1² + c/(n-1)·f(2 .. n; c-1)
+        total = float(largest[place]) + total * (colluders - place) / max(n - 1 - place, 1)
+    return total
 
 
 def _cost(members: _Members, agent: int) -> dict[str, Any] | None:
