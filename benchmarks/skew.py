@@ -3,14 +3,14 @@
     python benchmarks/skew.py                            # all: ten minutes on one core
     python benchmarks/skew.py --tasks digits --seeds 1   # half a minute
 
-Records are dealt out equally (iid), in Dirichlet proportions of labels (.5 and .1), or with two labels for each
-agent, to 5 agents on a ring and 30 on a random graph with four neighbours each. All runs train a linear model
-on records of length 1, at adaptive ε = 2 against one colluder, with full batches, the same steps and the same
-rounds. A cell has the accuracy of the average of all models, then of the worst and the best agent. Numbers
-are means over seeds of partition and noise.
+Records are dealt out equally (iid), in Dirichlet proportions of labels (.5 and .1), or with two labels for
+each agent, to 5 agents on a ring and 30 on a random graph with four neighbours each. All runs train a linear
+model on records of length 1, at adaptive ε = 2 against one colluder, with full batches, the same steps and
+the same rounds. A cell has the accuracy of the average of all models, then of the worst and the best agent.
+Numbers are means over seeds of partition and noise.
 
-Tasks: MNIST pixels (6,000 records), CIFAR-10 scattering features averaged to 2 x 2 places (6,000 records), and
-the digits of scikit-learn (1,437 records of 64 numbers), which is left out if that is not installed.
+Tasks: MNIST pixels (6,000 records), CIFAR-10 scattering features averaged to 2 x 2 places (6,000 records),
+and the digits of scikit-learn (1,437 records of 64 numbers), left out if that is not installed.
 """
 
 from __future__ import annotations
