@@ -43,7 +43,10 @@ def test_remarks_name_members_that_gain_nothing_or_cost_the_others():
     assert "about 70% of the noise. Estimated" in second
     cost |= {"settings": ["train.weighting=records"], "epsilon": 1.2071, "weight": 0.809}
     (words,) = gain_remarks(gains([9.0], [1.0], [cost]))
-    assert "It would not with train.weighting=records, or with an ε of about 1.21 for it, or with a weight" in words
+    assert (
+        "It would not with train.weighting=records, or with an ε of about 1.21 for it, or with a weight"
+        in words
+    )
     assert "of about 0.8 for it (privacy.weights)." in words
 
 

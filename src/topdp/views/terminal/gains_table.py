@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from topdp.base.number_text import rounded_down
+from topdp.runs.metric_labels import metric_text
 from topdp.views.terminal import tables
 
 GAIN_HEADERS = ("members", "records", "ε", "noise alone", "noise together", "joining gives")
@@ -15,6 +16,7 @@ GAINS_CAPTION = (
     "Noise: variance in the member's model at the end, over that of pooled records. Alone: on its own "
     "records, with its own ε and δ and the same steps. The records of others also change a model."
 )
+EXPECTED_CAPTION = " Expected {metric}: trained on half of {records} public test records with that noise."
 MAX_GAIN_ROWS = 40
 LISTED_MEMBERS = 5
 
@@ -24,8 +26,11 @@ def gains_table(gains: Mapping[str, Any]) -> Table | None:
     rows = gain_rows(gains)
     if not rows:
         return None
+    expected = gains.get("expected")
+    scores = [] if expected is None else [f"{expected['metric']} {how}" for how in ("alone", "together")]
+    caption = GAINS_CAPTION + (EXPECTED_CAPTION.format(**expected) if expected else "")
     table = tables.uncut(
-        *GAIN_HEADERS, title="What each member gains", title_justify="left", caption=GAINS_CAPTION
+        *GAIN_HEADERS, *scores, title="What each member gains", title_justify="left", caption=caption
     )
     for row in rows:
         table.add_row(*row)
@@ -38,12 +43,17 @@ def gain_rows(gains: Mapping[str, Any]) -> list[list[str]]:
         return []
     members: dict[tuple[str, ...], list[int]] = {}
     facts = zip(gains["records"], gains["epsilon"], gains["alone"], gains["together"], strict=True)
+    expected = gains.get("expected")
     for member, (records, epsilon, alone, together) in enumerate(facts):
         cells = (str(records), f"{epsilon:.4g}", f"{alone:.3g}", f"{together:.3g}", _change(alone, together))
+        if expected is not None:
+            scores = (expected[how][member] for how in ("alone", "together"))
+            cells += tuple("" if it is None else metric_text(expected["metric"], it) for it in scores)
         members.setdefault(cells, []).append(member)
     rows = [[_listed(who), *cells] for cells, who in members.items()]
     if len(rows) > MAX_GAIN_ROWS:
-        rows = [*rows[:MAX_GAIN_ROWS], [f"and {len(rows) - MAX_GAIN_ROWS} more rows in --json"] + [""] * 5]
+        more, empty = f"and {len(rows) - MAX_GAIN_ROWS} more rows in --json", [""] * (len(rows[0]) - 1)
+        rows = [*rows[:MAX_GAIN_ROWS], [more, *empty]]
     return rows
 
 
