@@ -9,7 +9,7 @@ import pytest
 from builders import PROTOCOLS, constant_schedule
 from topdp import topology
 from topdp.plan import Optimiser, PlanError, Robust, describe, load, optimised, prune, save
-from topdp.protocols import Central, Dsgd, Muffliato
+from topdp.protocols import Alone, Central, Dsgd, Muffliato
 
 GRAPH = topology.random(10, 0.4, 1)
 
@@ -39,7 +39,7 @@ def test_older_versions_cannot_read_a_file_with_a_robust_rule(tmp_path):
         assert json.loads(str(file["meta"]))["format"] != 1
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "alone"])
 @pytest.mark.parametrize("optimiser", [None, Optimiser("momentum", average=0.5)], ids=["sgd", "momentum"])
 def test_rules_that_compare_rows_are_rejected_if_an_agent_mixes_one_received_row(name, optimiser):
     make = PROTOCOLS[name]
@@ -60,6 +60,8 @@ def test_plans_without_a_robust_form_and_invalid_rules_are_rejected():
         replace(plan_of(Muffliato(gossip=3)), robust=Robust("trimmed"))
     with pytest.raises(PlanError, match="none in central"):
         replace(plan_of(Central(), graph=topology.single()), robust=Robust("trimmed"))
+    with pytest.raises(PlanError, match="none in alone"):
+        replace(plan_of(Alone()), robust=Robust("clipped", radius=1.0))
     with pytest.raises(ValueError, match="radius"):
         Robust("trimmed", radius=2.0)
     with pytest.raises(ValueError, match="hostile >= 1, got 0"):

@@ -40,6 +40,7 @@ def test_residual_noise_equals_that_of_rows_written_as_sums_of_draws(name):
         assert found.average[r] == pytest.approx(mean @ mean, rel=1e-9)
         between = np.square(estimates - mean).sum() / 6
         assert found.between[r] == pytest.approx(between, rel=1e-9, abs=1e-12)
+    np.testing.assert_allclose(found.estimates, np.square(estimates).sum(axis=1), rtol=1e-9)
 
 
 def test_pair_noise_cancels_in_the_average_and_averaging_removes_differences():

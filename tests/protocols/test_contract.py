@@ -32,7 +32,8 @@ from topdp.topology import Topology
 
 ROUNDS = 40
 PAIRED = ("correlated",)
-NOT_RANDOM = ("dsgd", "muffliato")
+NOT_RANDOM = ("dsgd", "muffliato", "alone")
+UNMIXED = ("alone",)
 
 
 def write(name, graph, alpha=0.25, deviation=None, seed=0, rounds=ROUNDS):
@@ -82,6 +83,14 @@ def test_rows_mix_only_what_their_owner_made_or_received(name, graph):
             for source in this.source[row][this.source[row] >= 0]:
                 assert before.exists[source]
                 assert plan.owner[source] == me or me in before.readers[source]
+
+
+@pytest.mark.parametrize("name", UNMIXED)
+@every_graph
+def test_agents_that_train_alone_use_only_rows_of_their_own(name, graph):
+    plan = write(name, graph)
+    for this in plan:
+        assert this.source.tolist() == [[agent] for agent in range(graph.agents)]
 
 
 @every_protocol
@@ -137,7 +146,7 @@ def test_invalid_deviations_are_rejected(name, deviation):
         write(name, GRAPHS["pair"], deviation=np.array(deviation))
 
 
-@every_protocol
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name not in UNMIXED])
 @every_graph
 def test_mixing_alone_brings_agents_to_consensus(name, graph):
     """The rows start at different values."""

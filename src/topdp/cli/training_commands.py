@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -112,6 +112,9 @@ def compare(
     lens: options.Lens = None,
     changes: options.Changes = None,
     methods: Annotated[str, typer.Option(help="Comma-separated method names.")] = "no-noise,plain,top",
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Also train each agent by itself, and show what each gains.")
+    ] = False,
     folder: options.Out = None,
     device: options.Device = "auto",
     as_json: Json = False,
@@ -120,13 +123,15 @@ def compare(
     """Compare methods on the same graph, data and seed.
 
     Prints one table and draws one figure. After an interruption, the same command with the same
-    --out continues.
+    --out continues. With --alone, the baseline is each agent by itself with differential privacy: its own
+    records, its own budget, the same steps. What each agent gains is in gains.csv.
     """
     expect_one_process("compare")
     names = dict.fromkeys(part.strip() for part in methods.split(","))
+    names |= dict.fromkeys(["alone"] * alone)
     seed = f"seed={config.read(file, preset, changes).seed}"  # one seed for all methods, also if it is random
     wanted = {
-        name: options.read_config(file, preset, [*(changes or []), seed, f"method.name={name}"], lens)
+        name: options.read_config(file, preset, [*(changes or []), seed, *_of_method(name, alone)], lens)
         for name in names
     }
     out_folder = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
@@ -159,8 +164,36 @@ def compare(
         if len(names) > 1
     ]
     figure = [] if picture is None else [f"The figure is {picture}"]
-    facts = {"out": str(out_folder), "methods": summaries}
-    print_result(as_json, facts, *tables.runs(summaries), *equal, *figure)
+    seed_of = {name: result.config.seed for name, result in results.items()}
+    lines = {name: {seed_of[name]: metrics[-1]} for name, metrics in evaluated.items()}
+    gains, sentences = _gains(lines, out_folder)
+    facts = {"out": str(out_folder), "methods": summaries, **gains}
+    print_result(as_json, facts, *tables.runs(summaries), *equal, *sentences, *figure)
+
+
+def _of_method(name: str, alone: bool) -> list[str]:
+    """Return the changes for a method. Agents that train by themselves mix nothing, in any mode or rule."""
+    unmixed = ["method.mode=sync", "robust.rule=mean"] if alone and name == "alone" else []
+    return [f"method.name={name}", *unmixed]
+
+
+def _gains(
+    evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]], place: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """Write what each agent gains over training alone. Return it for JSON and in sentences.
+
+    Both are empty if `alone` is not among the methods.
+    """
+    from topdp.learning.metrics import larger_is_better
+    from topdp.runs import alone_gains
+
+    gains = alone_gains.gains_over_alone(evaluations)
+    if gains is None:
+        return {}, []
+    alone_gains.write_gains(gains, place)
+    where = f"What each agent gains is in {place / alone_gains.GAINS_FILE}"
+    sentences = alone_gains.gain_sentences(gains, larger_is_better(gains["metric"]))
+    return {"gains": gains}, [*sentences, where]
 
 
 def _compare_seeds(
@@ -194,17 +227,24 @@ def _show_points(points: Sequence[SweepPoint], place: Path, as_json: bool, along
         spreads = sweep.spreads_of(place, points)
         sweep_summary.write_csv(spreads, place)
         title = heading([point.config for point in points], [point.run.graph.agents for point in points])
+        gains, sentences = dict[str, Any](), list[str]()
         if along_rounds:
             by_method = {spread.chosen["method"]: spread for spread in spreads}
             figure = sweep_pictures.curves(by_method, place / "compare.png", title)
+            lines = {
+                name: {run["seed"]: run["metrics"] for run in spread.done if run["metrics"]}
+                for name, spread in by_method.items()
+            }
+            gains, sentences = _gains(lines, place)
         else:
             figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
     where = f"All runs are in {place}, their numbers in sweep.csv."
     together = sweep_summary.cost_together(spreads)
     print_result(
         as_json,
-        {"out": str(place), "points": sweep_summary.summaries(spreads), "together": together},
+        {"out": str(place), "points": sweep_summary.summaries(spreads), "together": together, **gains},
         tables.sweep(spreads),
+        *sentences,
         together,
         f"The figure is {figure}. {where}" if figure else where,
     )

@@ -25,11 +25,13 @@ class ResidualNoise(NamedTuple):
     """The variances of one parameter after each release.
 
     `average` [releases]: the variance of the mean of all estimates. `between` [releases]: the mean variance
-    of an estimate around that mean.
+    of an estimate around that mean. `estimates` [agents]: the variance of each estimate after the last
+    release.
     """
 
     average: Floats
     between: Floats
+    estimates: Floats
 
 
 def supports(plan: Plan) -> str | None:
@@ -67,7 +69,7 @@ def residual_noise(plan: Plan) -> ResidualNoise:
         of_mean = float(C[:n, :n].mean())
         # The difference is a variance; rounding can make a variance of 0 negative.
         average[r], between[r] = of_mean, max(0.0, float(C.diagonal()[:n].mean()) - of_mean)
-    return ResidualNoise(average, between)
+    return ResidualNoise(average, between, C.diagonal()[:n].copy())
 
 
 def _mixing(plan: Plan, source: int, weight: int) -> Any:

@@ -1,4 +1,5 @@
-"""Protocols whose rows all neighbours read: `dsgd`, `muffliato`, `correlated`, and `central` with a server.
+"""Protocols whose rows all neighbours read: `dsgd`, `muffliato`, `correlated`; and the baselines `alone` and
+`central`.
 
 In the first three, every agent broadcasts one row to all neighbours in each release. A round has K + 1
 releases: one noised step, in which every row carries its owner's gradient with noise, and K averaging steps,
@@ -207,6 +208,29 @@ class Correlated(Protocol):
 
 
 @dataclass(frozen=True)
+class Alone(Protocol):
+    """Gradient descent with Gaussian noise by each agent on its own records: what it can do without others.
+
+    Agents mix nothing. Each agent's neighbours read its estimate after every step, so every answer covers the
+    models that it publishes. With the same budget, its noise is that of `Central` on its records.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
+    >>> plan = Alone().plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
+    >>> plan.protocol, plan.rows, plan[1].source.tolist()
+    ('alone', 5, [[0], [1], [2], [3], [4]])
+    """
+
+    name: ClassVar[str] = "alone"
+    claimed: ClassVar[bool] = True
+
+    def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
+        n = topology.agents
+        return _unmixed_plan(self, schedule, check_deviation(deviation, n), np.array(topology.neighbours))
+
+
+@dataclass(frozen=True)
 class Central(Protocol):
     """Gradient descent with Gaussian noise on the records of all agents (Abadi et al. 2016).
 
@@ -230,13 +254,18 @@ class Central(Protocol):
                 f"Expected one party that holds all records, got a graph of {topology.agents} agents. Use "
                 "topdp.topology.single()."
             )
-        releases = schedule.releases
-        return self._with_own_draws(
-            schedule,
-            np.arange(1),
-            source=PerRound.same(np.zeros((1, 1), np.int64), releases),
-            weight=PerRound.same(np.ones((1, 1)), releases),
-            carries=PerRound.same(np.ones(1, bool), releases),
-            std=PerRound.same(check_deviation(deviation, 1)[:, None], releases),
-            readers=PerRound.same(np.full((1, 1), NOBODY), releases),
-        )
+        return _unmixed_plan(self, schedule, check_deviation(deviation, 1), np.full((1, 1), NOBODY))
+
+
+def _unmixed_plan(protocol: Protocol, schedule: Schedule, deviation: Floats, readers: Ints) -> Plan:
+    """Return the plan in which each agent only takes its own noised steps. `readers` [n, q]: of each row."""
+    n, releases = len(deviation), schedule.releases
+    return protocol._with_own_draws(
+        schedule,
+        np.arange(n),
+        source=PerRound.same(np.arange(n)[:, None], releases),
+        weight=PerRound.same(np.ones((n, 1)), releases),
+        carries=PerRound.same(np.ones(n, bool), releases),
+        std=PerRound.same(deviation[:, None], releases),
+        readers=PerRound.same(readers, releases),
+    )

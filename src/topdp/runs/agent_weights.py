@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.privacy.answers import guarantee_kind
 from topdp.runs.auto_values import noise_alone, with_keys
 from topdp.runs.resolved_run import records_of
@@ -38,7 +39,7 @@ def with_agent_weights(outline: AnyOutline, counts: tuple[int, ...]) -> AnyOutli
     if config.privacy.weights != "auto":
         return outline
     weights: str | list[float] = EQUAL
-    if outline.epsilon is not None and not outline.method.pools and _differ(outline):
+    if outline.epsilon is not None and outline.method.mixes and _differ(outline):
         analysis, schedule = records_of(outline, counts)
         # Per unit of sensitivity, so that weights follow from budgets and not from numbers of records.
         needs = noise_alone(outline, analysis, schedule) / analysis.exposure().sensitivity
@@ -46,9 +47,20 @@ def with_agent_weights(outline: AnyOutline, counts: tuple[int, ...]) -> AnyOutli
             hidden_together = (
                 outline.method.shares_noise and guarantee_kind(config.privacy.guarantee).relies_on_others
             )
-            exact = (needs.min() / needs) ** (1 if hidden_together else 2)
+            exact = best_weights(needs, hidden_together)
             weights = [float(f"{weight:.{WEIGHT_DIGITS}g}") for weight in exact]
     return replace(outline, config=with_keys(config, privacy={"weights": weights}))
+
+
+def best_weights(needs: Floats, hidden_together: bool) -> Floats:
+    """Return the weights [agents] for agents that need the noise `needs` alone at weight 1.
+
+    `hidden_together`: whether pair noise hides all agents together.
+
+    >>> best_weights(np.array([1.0, 2.0]), hidden_together=False).tolist()
+    [1.0, 0.25]
+    """
+    return np.asarray((needs.min() / needs) ** (1 if hidden_together else 2))
 
 
 def _differ(outline: RunOutline) -> bool:

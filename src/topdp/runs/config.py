@@ -212,6 +212,7 @@ with warnings.catch_warnings():
         batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
         records: Count | None = None
         validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # fraction held out as test records
+        public_test: bool = False  # the test records are public, so that `topdp plan` may train on them
         features: Literal["none", "scattering", "given"] = "none"  # given: a Python function
         feature_groups: Count = 27  # the number of groups of channels that are normalised together
 

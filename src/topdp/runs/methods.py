@@ -62,6 +62,7 @@ class Method:
     calibration: str | None = None
     modes: tuple[str, ...] = ("sync", "async")
     pools: bool = False  # all records are in one place, which needs a trusted party
+    mixes: bool = True  # agents mix rows of other agents
     gossips: bool = False  # there are averaging steps between gradients, as many as the key `gossip` states
     shares_noise: bool = False  # agents add pair noise (keys `secrets_degree`, `pair_noise`)
     reuses_noise: bool = False  # noise in received rows replaces a part of an agent's own noise
@@ -69,7 +70,7 @@ class Method:
     @property
     def comparable(self) -> bool:
         """Whether `topdp recommend` compares the method, which meets a budget by noise of its own."""
-        return self.noisy and not (self.calibration or self.reuses_noise or self.pools)
+        return self.noisy and self.mixes and not (self.calibration or self.reuses_noise)
 
     @property
     def tuned(self) -> tuple[str, ...]:
@@ -118,9 +119,20 @@ METHODS = {
             gossips=True,
             shares_noise=True,
         ),
-        Method("central", lambda c: protocols.Central(), modes=("sync",), noise_kind="power", pools=True),
+        Method("alone", lambda c: protocols.Alone(), modes=("sync",), noise_kind="power", mixes=False),
+        Method(
+            "central",
+            lambda c: protocols.Central(),
+            modes=("sync",),
+            noise_kind="power",
+            pools=True,
+            mixes=False,
+        ),
     )
 }
 
 # The method with all records in one place.
 POOLED = next(method for method in METHODS.values() if method.pools)
+
+# The method by which each agent trains on its own records, without the others.
+ALONE = next(method for method in METHODS.values() if not (method.mixes or method.pools))

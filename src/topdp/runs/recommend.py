@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
@@ -27,6 +28,7 @@ from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.methods import METHODS, POOLED, Method
 from topdp.runs.resolve import resolve
+from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import budgets, method_of, strictest_budget
 from topdp.topology import Topology
 
@@ -172,6 +174,16 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...]) -> float:
     """Return the variance of the residual noise that one agent with all records would have after as many
     rounds, with the strictest budget of an agent.
     """
+    run, deviation = _pooled(config, counts)
+    return float(residual_noise(run.write_plan(deviation)).average[-1])
+
+
+def pooled_deviation(config: RunConfig, counts: tuple[int, ...]) -> float:
+    """Return the standard deviation of that agent's noise, per unit of the noise schedule."""
+    return float(_pooled(config, counts)[1][0])
+
+
+def _pooled(config: RunConfig, counts: tuple[int, ...]) -> tuple[ResolvedRun, Floats]:
     epsilon, delta = strictest_budget(config)
     central = config.model_copy(
         update={
@@ -184,7 +196,7 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...]) -> float:
     run = resolve(central, counts=(sum(counts),))
     query = Query(colluders=0)
     noise = calibrate(run.write_plan, run.analysis, ADAPTIVE.name, np.array([epsilon]), delta, query)
-    return float(residual_noise(run.write_plan(noise.deviation)).average[-1])
+    return run, noise.deviation
 
 
 def _rank(option: Option) -> tuple[bool, float, int]:

@@ -25,7 +25,7 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.joint_loss import share_of_budget
 from topdp.privacy.published.claims import Analysis
 from topdp.runs.config import ConfigError, CycleBatch, PoissonBatch, RunConfig
-from topdp.runs.methods import METHODS, Method
+from topdp.runs.methods import ALONE, METHODS, Method
 from topdp.topology import Topology
 
 
@@ -162,9 +162,11 @@ def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
 
 
 def weights_of(config: RunConfig, agents: int) -> Floats:
-    """Return the weight of each agent's gradient [agents]; 1 for weights that are still "auto"."""
+    """Return the weight of each agent's gradient [agents]; 1 for weights that are still "auto", and if agents
+    mix nothing.
+    """
     weights = config.privacy.weights
-    if isinstance(weights, str) or method_of(config).pools:
+    if isinstance(weights, str) or not method_of(config).mixes:
         return np.ones(agents)
     return per_agent("privacy.weights", weights, agents)
 
@@ -172,15 +174,20 @@ def weights_of(config: RunConfig, agents: int) -> Floats:
 def batches_of(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
     """Return, for each agent i, how it selects the records of a release from its counts[i] records.
 
-    Raise InputError if batches would be larger than the mean shard, or than a shard if every agent has the
-    same weight.
+    An agent that trains alone uses the mean gradient of its own records, and all of them if it has fewer than
+    a batch. Raise InputError if batches would be larger than the mean shard, or than a shard if every agent
+    has the same weight.
     """
-    batch, by_records = config.data.batch, config.train.weighting == "records"
+    method, batch = method_of(config), config.data.batch
+    by_records = config.train.weighting == "records" and (method.mixes or method.pools)
     mean = sum(counts) / len(counts) if by_records else None
     shares = list(zip(counts, weights_of(config, len(counts)).tolist(), strict=True))
     if not isinstance(batch, CycleBatch | PoissonBatch):
         return tuple(Full(count, mean_records=mean, weight=weight) for count, weight in shares)
     size = batch.cycle if isinstance(batch, CycleBatch) else batch.poisson
+    kind = Cycle if isinstance(batch, CycleBatch) else Poisson
+    if method is ALONE:
+        return tuple(kind(count, min(size, count)) for count in counts)
     if mean is None and size > (smallest := min(counts)):
         raise InputError(
             f"Expected batches of at most {smallest} records, because agent {counts.index(smallest)} has no "
@@ -191,7 +198,6 @@ def batches_of(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
             f"Expected batches of at most {math.floor(mean)} records, because agents have {mean:g} on "
             f"average, got {size}. Use smaller batches or fewer agents."
         )
-    kind = Cycle if isinstance(batch, CycleBatch) else Poisson
     return tuple(kind(count, size, mean_records=mean, weight=weight) for count, weight in shares)
 
 
@@ -298,7 +304,7 @@ def _robust(config: RunConfig, method: Method) -> Robust | None:
     robust = config.robust
     if robust.rule == "mean":
         return None
-    if method.pools:
+    if not method.mixes:
         raise ConfigError(
             f"robust.rule: expected mean with method {method.name}, which mixes no rows of others, got "
             f"{robust.rule!r}. Remove the rule."

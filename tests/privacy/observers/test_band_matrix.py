@@ -42,10 +42,13 @@ def both(plan, observer=0):
     return list(grams(plan, coalition, owners)), list(bands(plan, coalition, owners, trust_null_rows=True))
 
 
+# Where agents mix nothing, a change is seen in one release only: there is nothing outside the band.
+MIXED = [name for name in WITH_VIEW if name != "alone"]
+
 # Averaging removes pair noise slowly: on a star so slowly that no change can be dropped.
 LONG_ENOUGH = {
     (name, graph): 480 if name == "correlated" else 240
-    for name in WITH_VIEW
+    for name in MIXED
     for graph in GRAPHS
     if (name, graph) != ("correlated", "star")
 }
@@ -66,7 +69,7 @@ def test_a_band_gives_nearly_the_same_bounds_as_the_whole_matrix(name, graph):
             assert 1 - 2e-9 < near[1] / whole[1] < 1 + 1e-6
 
 
-@pytest.mark.parametrize("name", WITH_VIEW)
+@pytest.mark.parametrize("name", MIXED)
 @pytest.mark.usefixtures("often")
 def test_the_part_outside_the_band_stays_within_its_bound(name, monkeypatch):
     """Changes are dropped far too early, so that the dropped part is large: the bound must still hold."""

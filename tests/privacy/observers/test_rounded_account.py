@@ -32,6 +32,7 @@ ANSWERED = {
     "dsgd": OPEN,
     "muffliato": OPEN,
     "correlated": OPEN,
+    "alone": OPEN,
 }
 """Written down by hand; what is done follows from who reads which rows of a plan."""
 

@@ -14,6 +14,7 @@ from builders import CountingCache, plan_answers
 from topdp.runs import config
 from topdp.runs.planner.planner_form import FORM_FIELDS, FORM_KEYS, as_command, as_toml, configuration
 from topdp.views.live import planner_page
+from topdp.views.terminal.gains_table import gain_rows
 from topdp.views.terminal.planned_table import lines
 
 FEW = {"topology.agents": "5", "topology.kind": "ring", "rounds": "3"}
@@ -56,6 +57,7 @@ def test_the_page_gets_what_the_command_prints(client, method, monkeypatch):
     last = [one for one in answer if "lines" in one][-1]
     made = plan_answers(config.read(changes=[f"{key}={value}" for key, value in values.items()]))
     assert last["lines"] == [[name, *cells] for name, cells in lines([made])]
+    assert last["gains"]["rows"] == gain_rows(made["gains"]) != []
     assert last["pending"] == [] and sum("recommended" in one for one in answer) == 1
     # Another budget uses stored results, and still agrees with the command.
     again = [one for one in ask(client, {**values, "privacy.epsilon": "3"}) if "lines" in one][-1]

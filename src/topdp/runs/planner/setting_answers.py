@@ -33,6 +33,7 @@ from topdp.privacy.query import Observe, Query, observe
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.named_records import record_counts
+from topdp.runs.planner.member_gains import member_gains
 from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.plan_traffic import traffic
 from topdp.runs.planning import plan_and_account, powers, query_of
@@ -171,7 +172,7 @@ def stages(
         if quick:
             return
     plan, account = plan_and_account(question.run, progress, observer)
-    answers |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
+    answers |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), **_noise(question, plan)}
     pending = [kind.key for kind in QUICKEST_FIRST if not account.answers[kind.key].asked]
     while True:
         to_compute = [name for name in pending if not quick or seconds[name] <= INSTANT_SECONDS]
@@ -240,7 +241,7 @@ def _no_answers() -> dict[str, Any]:
     return {
         "sigma": None,
         "sigma_at_most": None,
-        "noise": _no_noise(f"{NOT_YET}, because it depends on σ."),
+        **_no_noise(f"{NOT_YET}, because it depends on σ."),
         "privacy": {"epsilon": nothing, "mu": nothing, "status": status, "power": {}},
         "pending": list(ANSWERS),
     }
@@ -280,22 +281,34 @@ def _quick_bound(
 
 def _noise(question: PlannerQuestion, plan: Plan) -> dict[str, Any]:
     """Return the variance of the average of all estimates, and of estimates around the average, relative to
-    the residual noise with pooled records; None and a reason if they cannot be computed.
+    the residual noise with pooled records, and what each member gains; None and a reason for what cannot be
+    computed.
     """
+    run = question.run
     if plan.rows**2 * plan.releases > question.limits.noise:
         size = f"{plan.rows} rows in {plan.releases} releases"
         return _no_noise(f"The noise of {size} takes too long to compute here.")
     try:
         residual = residual_noise(plan)
-        # Steps of the average are as long as with pooled records if its total weight is 1.
-        pooled = pooled_noise(question.run.config, question.run.counts) * question.run.total_weight**2
+        pooled = pooled_noise(run.config, run.counts)
     except InputError as error:
         return _no_noise(str(error))
-    return {"average": float(residual.average[-1]) / pooled, "between": float(residual.between[-1]) / pooled}
+    # Steps of the average are as long as with pooled records if its total weight is 1.
+    unit = pooled * run.total_weight**2
+    noise = {"average": float(residual.average[-1]) / unit, "between": float(residual.between[-1]) / unit}
+    try:
+        gains = member_gains(run, residual, pooled)
+    except InputError as error:
+        gains = _no_gains(str(error))
+    return {"noise": noise, "gains": gains}
 
 
 def _no_noise(reason: str) -> dict[str, Any]:
-    return {"average": None, "between": None, "reason": reason}
+    return {"noise": {"average": None, "between": None, "reason": reason}, "gains": _no_gains(reason)}
+
+
+def _no_gains(reason: str) -> dict[str, Any]:
+    return {"alone": None, "together": None, "costly": [], "reason": reason}
 
 
 def _privacy_details(account: Account, plan: Plan, pending: list[str]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from topdp.runs.planner import planner_form
 from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
 from topdp.views.pages.page_assets import live_page
+from topdp.views.terminal.gains_table import GAIN_HEADERS, GAINS_CAPTION, gain_rows
 from topdp.views.terminal.planned_table import lines, remarks
 
 MAX_REQUEST_BYTES = 20_000
@@ -140,7 +141,9 @@ def answer(
         rows = [[name, *cells] for name, cells in lines([setting])]
         pending = [answer_words(name) for name in setting["pending"]]
         seconds = setting["seconds_left"]
-        send({"lines": rows, "remarks": remarks(setting), "pending": pending, "seconds_left": seconds})
+        gains = {"headers": GAIN_HEADERS, "rows": gain_rows(setting["gains"]), "caption": GAINS_CAPTION}
+        parts = {"lines": rows, "remarks": remarks(setting), "gains": gains}
+        send({**parts, "pending": pending, "seconds_left": seconds})
         if not recommended:  # after the first stage, because later stages may take long
             send({"recommended": recommendation(question, options, progress, memory)})
             recommended = True

@@ -13,6 +13,7 @@ from topdp.base.number_text import percent_rounded_up, rounded_up
 from topdp.privacy.answers import ANSWERS, answer_kind
 from topdp.runs.epsilon_text import answer_words, epsilon_text
 from topdp.views.terminal import tables
+from topdp.views.terminal.gains_table import gain_remarks, gains_table
 
 
 def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
@@ -28,6 +29,8 @@ def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
     parts: list[Table | Text] = [table]
     for setting in settings:
         prefix = f"{setting['label']}: " if setting["label"] else ""
+        if (gains := gains_table(setting["gains"])) is not None:
+            parts += [Text(prefix), gains] if prefix else [gains]
         parts += [Text(f"{prefix}{words}") for words in [*remarks(setting), *_pending(setting)]]
     shown = {name for setting in settings for name in setting["privacy"].get("assumptions", {})}
     parts += [Text(f"{kind.label}: {kind.assumptions}") for key, kind in ANSWERS.items() if key in shown]
@@ -106,6 +109,7 @@ def remarks(setting: Mapping[str, Any]) -> list[str]:
     for what in ("noise", "traffic"):
         if "reason" in setting[what]:
             notes.append(f"{what}: {setting[what]['reason']}")
+    notes += gain_remarks(setting["gains"])
     return [*privacy.get("warnings", ()), *notes]
 
 

@@ -115,6 +115,7 @@
       current = { values: question, lines: reply.lines };
       find("#answers").classList.remove("plan-stale");
       find("#remarks").replaceChildren(...reply.remarks.map((text) => el("li", {}, text)));
+      gain(reply.gains);
       table();
       const left = reply.pending.join(", ");
       status(left ? `not computed yet: ${left}; about ${Math.max(1, Math.round(reply.seconds_left))} s` : "");
@@ -158,6 +159,14 @@
     find("#answers thead").replaceChildren(head);
     find("#answers tbody").replaceChildren(...rows);
     find("#pin").disabled = pinned.length >= MAX_PINNED;
+  };
+
+  const gain = ({ headers, rows, caption }) => {
+    find("#gains").hidden = !rows.length;
+    find("#gains caption").textContent = caption;
+    find("#gains thead").replaceChildren(el("tr", {}, ...headers.map((text) => el("th", { scope: "col" }, text))));
+    find("#gains tbody").replaceChildren(...rows.map(([members, ...cells]) => el("tr", {},
+      el("th", { scope: "row" }, members), ...cells.map((text) => el("td", {}, text)))));
   };
 
   const recommend = (reply) => {
