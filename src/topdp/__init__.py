@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from topdp.learning.pretrained_models import lora
     from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
+    from topdp.runs.statistics.aggregate import aggregate
     from topdp.runs.user_training import train
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "StopEarly",
     "TopdpError",
     "__version__",
+    "aggregate",
     "data",
     "errors",
     "lora",
@@ -47,6 +49,7 @@ _get = lazy_exports(
         "learning.metrics": ["Metric"],
         "runs.callbacks": ["StopEarly"],
         "runs.result": ["Result"],
+        "runs.statistics.aggregate": ["aggregate"],
         "runs.user_training": ["train"],
     },
 )

@@ -43,7 +43,8 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]  # topdp chooses a number before the run begins, and writes it to its configuration
 # Checks need the whole plan, which takes half a minute and gigabytes for a million rounds.
-Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+# 0 rounds are one release with gradients (round 0) and its averaging steps.
+Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 PRESETS_FOLDER = Path(__file__).parent / "presets"
@@ -225,7 +226,8 @@ class ModelConfig(Section):
 
 class TrainConfig(Section):
     loss: Annotated[
-        Literal["cross-entropy", "mse", "huber", "bce", "given in Python"], BeforeValidator(_known_alias)
+        Literal["cross-entropy", "mse", "huber", "bce", "linear", "given in Python"],
+        BeforeValidator(_known_alias),
     ] = "cross-entropy"
     metrics: list[str] | None = None  # None: the usual metrics for the loss
     weighting: Literal["records", "agents"] = "records"  # what counts the same in the average of all agents
