@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
     from topdp.runs.statistics.aggregate import aggregate
+    from topdp.runs.statistics.table_statistics import describe
     from topdp.runs.user_training import train
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "aggregate",
     "data",
+    "describe",
     "errors",
     "lora",
     "plan",
@@ -50,6 +52,7 @@ _get = lazy_exports(
         "runs.callbacks": ["StopEarly"],
         "runs.result": ["Result"],
         "runs.statistics.aggregate": ["aggregate"],
+        "runs.statistics.table_statistics": ["describe"],
         "runs.user_training": ["train"],
     },
 )
