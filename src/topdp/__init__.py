@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
     from topdp.runs.statistics.aggregate import aggregate
+    from topdp.runs.statistics.linear_regression import linear_regression
     from topdp.runs.statistics.table_statistics import describe
     from topdp.runs.user_training import train
 
@@ -33,6 +34,7 @@ __all__ = [
     "data",
     "describe",
     "errors",
+    "linear_regression",
     "lora",
     "plan",
     "privacy",
@@ -52,6 +54,7 @@ _get = lazy_exports(
         "runs.callbacks": ["StopEarly"],
         "runs.result": ["Result"],
         "runs.statistics.aggregate": ["aggregate"],
+        "runs.statistics.linear_regression": ["linear_regression"],
         "runs.statistics.table_statistics": ["describe"],
         "runs.user_training": ["train"],
     },

@@ -102,9 +102,8 @@ class Description:
             {"columns": list(pair), "correlation": value, "deviation": noise}
             for pair, (value, noise) in self.correlations.items()
         ]
-        return _finite(
-            {"columns": columns, "correlations": pairs, "shares": self.shares, **self.aggregate.summary()}
-        )
+        facts = {"columns": columns, "correlations": pairs, "shares": self.shares}
+        return {key: _finite(value) for key, value in (facts | self.aggregate.summary()).items()}
 
 
 def describe(
@@ -394,7 +393,8 @@ class _Derived:
 
     def named(self, values: Floats) -> dict[str, dict[str, Any]]:
         """Return the numbers of each column by name."""
-        found, start = {}, 0
+        found: dict[str, dict[str, Any]] = {}
+        start = 0
         for name, keys in self._names.items():
             numbers = dict(zip(keys, values[start : start + len(keys)].tolist(), strict=True))
             start += len(keys)
