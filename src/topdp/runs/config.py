@@ -203,6 +203,10 @@ with warnings.catch_warnings():
         validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # fraction held out as test records
         features: Literal["none", "scattering", "given"] = "none"  # given: a Python function
         feature_groups: Count = 27  # the number of groups of channels that are normalised together
+        # private: a share of the budget is spent on means and variances of the inputs before training
+        standardise: Literal["none", "private"] = "none"
+        standardise_share: OpenShare = 0.1  # of μ²
+        standardise_norm: Positive | None = None  # the largest norm of a record's inputs; None: by a rule
 
         @model_validator(mode="before")
         @classmethod

@@ -17,31 +17,27 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
 from topdp.data import Shards
 from topdp.data.features.user_features import UserFeatures
 from topdp.errors import InputError
+from topdp.learning.models import linear
 from topdp.plan import Plan
 from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.residual_noise import residual_noise
-from topdp.protocols.averaging import steps_to_agree
 from topdp.runs.config import did_you_mean
 from topdp.runs.methods import METHODS
 from topdp.runs.result import Result
+from topdp.runs.statistics.preparation import agreeing_method
 from topdp.runs.user_training import expect_shards, train
 from topdp.topology import Topology, as_topology, complete
 
 # (inputs of one record, its target) -> the vector of the record
 RecordVector = Callable[[Tensor, Tensor], Tensor]
-
-# The noise in which estimates of agents differ, relative to the noise of their mean, if own noise is divided
-# among all agents and pair noise is 30 times as large (`auto_values.PAIR_NOISE_STRENGTHS`).
-MAX_DISAGREEMENT = 0.1
-LARGEST_PAIR_NOISE = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,17 +191,17 @@ def aggregate_vectors(
     ):  # `central` pools the records, and a configuration names a graph of at least two agents
         graph, method = complete(max(2, len(vectors))), "central"
     else:
-        graph, method = as_topology(topology), chosen_method(method, len(vectors), colluders)
-    if gossip == "auto" and METHODS[method].gossips:
-        gossip = steps_to_agree(graph, MAX_DISAGREEMENT / (LARGEST_PAIR_NOISE * graph.agents))
+        graph = as_topology(topology)
+        _expect_averaging(method)
+    keys = agreeing_method(graph, colluders, method)
     result = train(
-        mean_model(inputs.shape[2]),
+        linear(inputs.shape[2], classes=1).double(),
         shards,
         graph,
         loss="linear",
         rounds=0,
-        method=method,
-        gossip=gossip,
+        method=keys["name"],
+        gossip=keys.get("gossip", "auto") if gossip == "auto" else gossip,
         clip=float(bound),
         colluders=colluders,
         weights="equal",  # else the average of all agents is not the mean of all records
@@ -221,28 +217,14 @@ def aggregate_vectors(
     )
 
 
-def mean_model(width: int) -> nn.Module:
-    """Return the model whose gradient under the loss `linear` is the negated record, of `width` numbers."""
-    model = nn.Linear(width, 1, bias=False, dtype=torch.float64)
-    nn.init.zeros_(model.weight)
-    return model
-
-
-def chosen_method(method: str, agents: int, colluders: int) -> str:
-    """Return the method of a release. Raise InputError for methods after whose only release agents differ.
-
-    >>> chosen_method("auto", agents=6, colluders=1), chosen_method("auto", agents=2, colluders=1)
-    ('correlated', 'muffliato')
-    """
-    if method == "auto":
-        return "correlated" if agents > colluders + 1 else "muffliato"
-    if method not in AGGREGATING:
+def _expect_averaging(method: str) -> None:
+    """Raise InputError for methods after whose only release the estimates of agents differ."""
+    if method != "auto" and method not in AGGREGATING:
         hint = did_you_mean(method, list(AGGREGATING)) if method not in METHODS else ""
         raise InputError(
             f"Expected method auto, {', '.join(AGGREGATING)} for one release, got {method!r}. With other "
             f"methods agents would not average what they release.{hint}"
         )
-    return method
 
 
 AGGREGATING = tuple(name for name, method in METHODS.items() if method.gossips or method.pools)

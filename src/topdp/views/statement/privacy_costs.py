@@ -106,6 +106,8 @@ def spent_along(
     values = account.answers[answer].epsilon
     if max_seconds <= 0:
         return None, []
+    if account.prepared is not None:
+        return None, ["The spending curve is not shown, because a part of ε is spent before training."]
     if values is None or not np.isfinite(values).all():
         return None, ["The spending curve is not shown, because ε is not finite."]
     owner = int(values.argmax())
