@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from topdp.learning.pretrained_models import lora
     from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
+    from topdp.runs.statistics.aggregate import aggregate
+    from topdp.runs.statistics.linear_regression import linear_regression
+    from topdp.runs.statistics.table_statistics import describe
     from topdp.runs.user_training import train
 
 __version__ = "0.1.0"
@@ -27,8 +30,11 @@ __all__ = [
     "StopEarly",
     "TopdpError",
     "__version__",
+    "aggregate",
     "data",
+    "describe",
     "errors",
+    "linear_regression",
     "lora",
     "plan",
     "privacy",
@@ -47,6 +53,9 @@ _get = lazy_exports(
         "learning.metrics": ["Metric"],
         "runs.callbacks": ["StopEarly"],
         "runs.result": ["Result"],
+        "runs.statistics.aggregate": ["aggregate"],
+        "runs.statistics.linear_regression": ["linear_regression"],
+        "runs.statistics.table_statistics": ["describe"],
         "runs.user_training": ["train"],
     },
 )

@@ -15,6 +15,7 @@ EXAMPLES = {
     "mse": lambda count: torch.randn(count, CLASSES, dtype=torch.float64),
     "huber": lambda count: 2 * torch.randn(count, CLASSES, dtype=torch.float64),
     "bce": lambda count: torch.randint(2, (count, CLASSES)),
+    "linear": lambda count: torch.randn(count, CLASSES, dtype=torch.float64),
 }
 """For each loss, targets that go with outputs [count, CLASSES]. A new loss needs a line here."""
 
@@ -93,7 +94,7 @@ def test_a_loss_can_be_given_by_name_former_name_or_function():
     own = named_loss(lambda outputs, targets: outputs[:, 0] - targets)
     assert own.name == "own" and not is_named_loss(own) and named_loss(own) is own
     with pytest.raises(
-        InputError, match=r"'cross-entropy' or 'mse' or 'huber' or 'bce' or a function .* 'msee'"
+        InputError, match=r"'cross-entropy' or 'mse' or 'huber' or 'bce' or 'linear' or a function .* 'msee'"
     ):
         named_loss("msee")
 

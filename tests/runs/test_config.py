@@ -36,9 +36,9 @@ def test_changes_override_a_file(tmp_path):
 
 def test_the_error_states_whether_the_file_or_a_change_is_wrong(tmp_path):
     file = tmp_path / "job.toml"
-    file.write_text("rounds = 0\n[method]\nalpha = 0.5\n")
+    file.write_text("rounds = -1\n[method]\nalpha = 0.5\n")
     with pytest.raises(InputError, match=r"^changes to preset default: rounds: "):
-        config.read(changes=["rounds=0"])
+        config.read(changes=["rounds=-1"])
     with pytest.raises(InputError, match=f"^{re.escape(str(file))}: rounds: "):
         config.read(file, changes=["method.alpha=0.75"])
     with pytest.raises(InputError, match=f"^{re.escape(str(file))}:\n  rounds: .*\n  method.alpha: "):
@@ -66,7 +66,7 @@ def test_the_error_states_whether_the_file_or_a_change_is_wrong(tmp_path):
         ("topology.connection=0", "greater than 0, got 0"),
         ("topology.connection=1.01", "topology.connection"),
         ("topology.kind=file", "edge-list"),
-        ("rounds=0", "rounds"),
+        ("rounds=-1", "rounds"),
         ("rounds=2.5", "rounds"),
         ("rounds=" + "9" * 5000, "rounds"),
         ("data.batch=half", "{ cycle = 20 }"),

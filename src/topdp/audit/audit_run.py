@@ -42,6 +42,7 @@ from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.run_outline import RunOutline
+from topdp.runs.statistics.preparation import standardises
 from topdp.simulator.simulated_noise import Draws
 
 
@@ -267,6 +268,7 @@ def of_config(
     """Return the prepared audit of the plan that follows from a configuration."""
     outline = RunOutline.of(config)
     request.expect_possible(outline.graph.agents)
+    _expect_no_release(config)
     parts = Assembly.of(outline, choose_device(device), progress)
     plan, account = plan_and_account(parts.run, progress)
     return _prepared(parts, plan, account, request, progress)
@@ -284,10 +286,19 @@ def of_run(
             "not contain the data and the model. Audit it from Python with topdp.audit.Audit."
         )
     request.expect_possible(plan.agents)
+    _expect_no_release(config)
     parts = Assembly.of(RunOutline.of(config), choose_device(device), progress)
     expect_plan_of(parts.run, plan, path)
     account = expect_account_of(parts.run.config, parts.run.analysis, folder)
     return _prepared(parts, plan, account, request, progress)
+
+
+def _expect_no_release(config: RunConfig) -> None:
+    if standardises(config):
+        raise AuditError(
+            'Expected a run without data.standardise = "private", whose release before training an audit '
+            'does not attack. Audit the run with data.standardise = "none".'
+        )
 
 
 def _prepared(

@@ -91,7 +91,27 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     return _mean_per_example(losses.view(pair[0].shape))
 
 
-LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "huber": huber, "bce": bce}
+def linear(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the negated product of output and target for each example; of several numbers, their mean.
+
+    This loss has no minimum. The gradient of a linear model is a fixed vector per example, so one release of
+    size 1 that begins at 0 is the mean of these vectors (`runs/statistics/aggregate`).
+
+    >>> import torch
+    >>> linear(torch.tensor([1.0, 3.0]), torch.tensor([1.0, -2.0]))
+    tensor([-1., 6.])
+    """
+    outputs, targets = match_target_shape(outputs, targets)
+    return _mean_per_example(-outputs * targets)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": cross_entropy,
+    "mse": mse,
+    "huber": huber,
+    "bce": bce,
+    "linear": linear,
+}
 """Each loss treats the examples one by one, for any values. The computation of gradients relies on this."""
 
 

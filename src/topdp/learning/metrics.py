@@ -239,6 +239,7 @@ DEFAULT_METRICS = {
     "bce": ("accuracy",),
     "mse": ("mae", "r2"),
     "huber": ("mae", "r2"),
+    "linear": (),
     CUSTOM_LOSS: (),
 }
 """By loss: the metrics that are reported unless the user chooses others. The loss is always reported."""

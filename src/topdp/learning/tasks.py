@@ -31,6 +31,7 @@ LOSS_SUBJECTS = {
     "bce": CLASS_TARGETS,
     "mse": NUMBER_TARGETS,
     "huber": NUMBER_TARGETS,
+    "linear": NUMBER_TARGETS,
 }
 RESERVED_METRIC_NAMES = ("round", "loss")
 
@@ -153,6 +154,7 @@ _TARGET_CONVERSIONS: dict[str, Callable[[Tensor, str], Tensor]] = {
     "cross-entropy": _labels,
     "mse": _numbers,
     "huber": _numbers,
+    "linear": _numbers,
     "bce": _probabilities,
 }
 

@@ -44,7 +44,7 @@ class Account:
     `answers`: by JSON key, in the order of `ANSWERS`; `account.adaptive` is `account.answers["adaptive"]`.
     `guarantee`: the name of the answer that meets the budget; None if the noise was given instead of a
     budget. `colluders`: the size of the coalitions, in the answers that depend on it. `warnings`: sentences
-    for the user.
+    for the user. `prepared`: what the answers include besides the plan, in a sentence; None: nothing.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -67,6 +67,7 @@ class Account:
     warnings: tuple[str, ...] = ()
     guarantee: str | None = None
     colluders: int = 1
+    prepared: str | None = None
 
     def __getattr__(self, key: str) -> Answer:
         if key not in ANSWERS:
@@ -111,6 +112,7 @@ class Account:
             "status": {key: str(answer.status) for key, answer in self.answers.items()},
             **({"reasons": reasons} if reasons else {}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
+            **({"prepared": self.prepared} if self.prepared else {}),
         }
 
     def details(self) -> dict[str, Any]:
@@ -160,6 +162,7 @@ class Account:
             warnings=tuple(details.get("warnings", ())),
             guarantee=details["guarantee"],
             colluders=details["colluders"],
+            prepared=details.get("prepared"),
         )
 
 

@@ -115,6 +115,22 @@ def _rounding_growth(order: list[float], grid: Floats) -> float:
     return float((np.abs(first).max(axis=1) * np.abs(later[::-1]).max(axis=1)).sum())
 
 
+def steps_to_agree(topology: Topology, tolerance: float) -> int:
+    """Return the fewest accelerated averaging steps after which differences between agents are at most
+    `tolerance` times as large; at most MAX_GOSSIP_STEPS.
+
+    >>> from topdp import topology
+    >>> steps_to_agree(topology.complete(5), 1e-3), steps_to_agree(topology.ring(8), 1e-3)
+    (1, 9)
+    """
+    spectrum = _spectrum(topology, _weights(topology))
+    for steps in range(1, MAX_GOSSIP_STEPS):
+        factors = [(spectrum[:-1] - root) / (1 - root) for root in mixing_roots(spectrum, steps)]
+        if np.abs(np.prod(factors, axis=0)).max() <= tolerance:
+            return steps
+    return MAX_GOSSIP_STEPS
+
+
 # (sources, weights) of an averaging step, each [n, 1 + largest degree]: the agent itself, then neighbours.
 Sources = tuple[Ints, Floats]
 

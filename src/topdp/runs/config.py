@@ -43,7 +43,8 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]  # topdp chooses a number before the run begins, and writes it to its configuration
 # Checks need the whole plan, which takes half a minute and gigabytes for a million rounds.
-Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+# 0 rounds are one release with gradients (round 0) and its averaging steps.
+Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 PRESETS_FOLDER = Path(__file__).parent / "presets"
@@ -215,6 +216,10 @@ with warnings.catch_warnings():
         public_test: bool = False  # the test records are public, so that `topdp plan` may train on them
         features: Literal["none", "scattering", "given"] = "none"  # given: a Python function
         feature_groups: Count = 27  # the number of groups of channels that are normalised together
+        # private: a share of the budget is spent on means and variances of the inputs before training
+        standardise: Literal["none", "private"] = "none"
+        standardise_share: OpenShare = 0.1  # of μ²
+        standardise_norm: Positive | None = None  # the largest norm of a record's inputs; None: by a rule
 
         @model_validator(mode="before")
         @classmethod
@@ -238,7 +243,8 @@ class ModelConfig(Section):
 
 class TrainConfig(Section):
     loss: Annotated[
-        Literal["cross-entropy", "mse", "huber", "bce", "given in Python"], BeforeValidator(_known_alias)
+        Literal["cross-entropy", "mse", "huber", "bce", "linear", "given in Python"],
+        BeforeValidator(_known_alias),
     ] = "cross-entropy"
     metrics: list[str] | None = None  # None: the usual metrics for the loss
     weighting: Literal["records", "agents"] = "records"  # what counts the same in the average of all agents

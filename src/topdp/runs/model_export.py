@@ -28,6 +28,7 @@ from topdp.runs.assembly import Assembly
 from topdp.runs.config import did_you_mean
 from topdp.runs.named_model import named_model
 from topdp.runs.run_folder import RunFolder
+from topdp.runs.statistics.standardisation import kept_standardisation
 from topdp.runs.tensor_files import widened
 
 FORMATS_BY_SUFFIX = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
@@ -144,11 +145,15 @@ def export_run(
     stored, notes = folder.stored_estimates(name, (PARAMETERS_NOTE,))
     row = chosen_row(torch.from_numpy(widened(stored)), agent)
     config = folder.config
-    if config.started_from_python:
-        return write_tensors(_by_name(row, notes[PARAMETERS_NOTE]), file, format)
+    standardisation = kept_standardisation(folder)
     inputs = InputKind(tuple(folder.fact("inputs")), str(folder.fact("input_type")))
-    flat = FlatModel(named_model(config, inputs.shape, int(folder.fact("outputs"))))
-    return write(flat.load(row), file, format, inputs)
+    if config.started_from_python:
+        constants = {} if standardisation is None else standardisation.tensors(inputs.shape, row.dtype)
+        return write_tensors(constants | _by_name(row, notes[PARAMETERS_NOTE]), file, format)
+    model = named_model(config, inputs.shape, int(folder.fact("outputs")))
+    if standardisation is not None:
+        model = standardisation.before(model, inputs.shape, FlatModel(model).dtype)
+    return write(FlatModel(model).load(row), file, format, inputs)
 
 
 def _by_name(row: Tensor, parameters: str) -> dict[str, Tensor]:

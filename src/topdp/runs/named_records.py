@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from topdp.data import Dataset, Shards
     from topdp.data.features.feature_maps import FeatureMap
+    from topdp.data.readers.raw_tables import Table
     from topdp.data.readers.table_schema import Schema
 
 
@@ -127,6 +128,27 @@ def expect_unit(config: RunConfig, shards: Shards) -> None:
             f"Give a person's records to one agent, or set privacy.sites_per_person = {sites}, which needs "
             "more noise."
         )
+
+
+def site_tables(outline: RunOutline) -> list[Table]:
+    """Return the table of each agent, with its values as they are: not encoded, with missing values.
+
+    Raise ConfigError if the configuration names no tables.
+    """
+    from topdp.data.readers.raw_tables import TABLE_SUFFIXES, read_table, rows_of
+    from topdp.data.readers.record_paths import expand_paths
+
+    config = outline.config
+    paths = expand_paths(_agent_files(config) or [config.data.name])
+    if other := [path for path in paths if path.suffix not in TABLE_SUFFIXES]:
+        raise ConfigError(
+            f"Expected tables in data.name or data.sites ({', '.join(TABLE_SUFFIXES)}), got {other[0]}."
+        )
+    tables = [read_table(path, (config.data.schema or {}).get("delimiter")) for path in paths]
+    if _agent_files(config) is not None or outline.method.pools:
+        return tables
+    parts, _ = _parts(outline, _dataset(config))
+    return [rows_of(tables[0], part) for part in parts]
 
 
 def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:

@@ -22,11 +22,18 @@ from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import Observe, Query, observe
 from topdp.runs.auto_values import noise_shares
-from topdp.runs.config import RunConfig
+from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.resolve import resolve
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline, budgets, deltas, guarantee_of
+from topdp.runs.statistics.preparation import (
+    release_plan,
+    release_run,
+    standardises,
+    training_epsilon,
+    with_release,
+)
 from topdp.topology import Topology, read_edge_list
 
 MAX_EXACT_COALITIONS = 500  # if there are more coalitions, a sample of them is examined
@@ -40,15 +47,14 @@ def plan_and_account(
     `observe` computes how much observers learn.
     """
     privacy, view = run.config.privacy, None
-    if run.sigma is not None:
+    if run.sigma is not None and not standardises(run.config):
         deviation = run.sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
     else:
-        assert run.epsilon is not None
         calibrated = calibrate(
             run.write_plan,
             run.analysis,
             privacy.guarantee,
-            run.epsilon,
+            training_epsilon(run),
             privacy.delta,
             query_of(run.config, progress, observe),
             noise_shares(run),
@@ -66,7 +72,7 @@ def accounted(
     `view`: what observers learn under the guarantee, if it is already computed; None: it is computed.
     """
     privacy = run.config.privacy
-    return account(
+    found = account(
         plan,
         run.analysis,
         privacy.delta,
@@ -75,6 +81,10 @@ def accounted(
         known=view,
         query=query_of(run.config, progress, observe),
     )
+    if not standardises(run.config):
+        return found
+    _, released = release_plan(release_run(run), query_of(run.config, progress))
+    return with_release(found, released, run.config.data.standardise_share)
 
 
 def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:
@@ -227,6 +237,11 @@ def coalition_account(
             f"--coalition: expected 1 with privacy.sites_per_person = {account.analysis.sites}, got {size}: "
             "the account of a person at several agents is against the colluders of the guarantee. Set "
             "privacy.colluders."
+        )
+    if account.prepared is not None:
+        raise ConfigError(
+            "--coalition: expected a run without private standardisation, whose release is not counted "
+            f"there. Set privacy.colluders to {size} instead."
         )
     exposure = account.analysis.exposure()
     query = Query(allow_slow=True, progress=progress)

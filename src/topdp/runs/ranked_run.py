@@ -46,6 +46,7 @@ from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
 from topdp.runs.run_folder import STARTING, RunFolder
 from topdp.runs.run_outline import RunOutline, method_of
+from topdp.runs.statistics.preparation import standardises
 from topdp.simulator.ranks.process_group import ProcessGroup, join_group, local_device
 from topdp.simulator.ranks.ranked_engine import AgentPartition, BorderExchange, RankedEngine, partition
 from topdp.simulator.ranks.torchrun_environment import others
@@ -94,6 +95,8 @@ def supports(config: RunConfig, parts: Assembly | None = None) -> str | None:
     for key, value in (("attack.name", config.attack.name), ("data.features", config.data.features)):
         if value != "none":
             return f"{key}: expected none with several ranks, got {value!r}"
+    if standardises(config):
+        return 'data.standardise: expected "none" with several ranks, got "private"'
     if method_of(config).pools:
         return (
             f"method.name: expected a method on a graph with several ranks, got {config.method.name!r}, "

@@ -49,6 +49,13 @@ from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline
+from topdp.runs.statistics.preparation import standardises
+from topdp.runs.statistics.standardisation import (
+    STANDARDISATION,
+    Standardisation,
+    kept_standardisation,
+    release_standardisation,
+)
 from topdp.runs.training_loop import train_to_the_end
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.simulation import Simulation
@@ -157,6 +164,7 @@ class PlannedRun:
     plan: Plan
     privacy: Account
     key: NoiseKey = field(default_factory=NoiseKey.fresh)
+    standardisation: Standardisation | None = None  # if so, the first layer of the model in `parts`
 
     def result(
         self,
@@ -190,7 +198,11 @@ class PlannedRun:
 
 def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
     progress("planning")
-    return PlannedRun(parts, *plan_and_account(parts.run, progress), key_of(parts.run.config))
+    plan, account = plan_and_account(parts.run, progress)
+    standardisation = release_standardisation(parts, progress) if standardises(parts.run.config) else None
+    if standardisation is not None:
+        parts = standardisation.prepared(parts)
+    return PlannedRun(parts, plan, account, key_of(parts.run.config), standardisation)
 
 
 def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
@@ -202,8 +214,11 @@ def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
     plan = folder.plan
     expect_plan_of(parts.run, plan, folder.path)
     account = expect_account_of(parts.run.config, parts.run.analysis, folder)
+    standardisation = kept_standardisation(folder)
+    if standardisation is not None:  # a second release would cost as much again
+        parts = standardisation.prepared(parts)
     if folder.state == "done":
-        return PlannedRun(parts, plan, account)
+        return PlannedRun(parts, plan, account, standardisation=standardisation)
     key = _kept_key(folder, parts.run.config)
     if folder.fact("data") != keyed_digest(key, parts.digest()):
         raise RunFolderError(
@@ -211,7 +226,7 @@ def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
             "other records or another order. With cyclic batches, a moved record could be used more often "
             "than the account states. Use the original records, or another folder."
         )
-    return PlannedRun(parts, plan, account, key)
+    return PlannedRun(parts, plan, account, key, standardisation)
 
 
 def _kept_key(folder: RunFolder, config: RunConfig) -> NoiseKey:
@@ -386,4 +401,5 @@ def begun_facts(job: PlannedRun) -> dict[str, Any]:
     parts = job.parts
     data = keyed_digest(job.key, parts.digest())
     counts = {f"{parts.run.config.privacy.unit}s": list(parts.run.counts)}
-    return {**counts, "data": data, **facts_of(parts)}
+    facts = {**counts, "data": data, **facts_of(parts)}
+    return facts if job.standardisation is None else facts | {STANDARDISATION: job.standardisation.facts()}

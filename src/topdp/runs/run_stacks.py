@@ -26,6 +26,7 @@ from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.resolve import resolve_outline
 from topdp.runs.run_outline import RunOutline
+from topdp.runs.statistics.preparation import standardises
 from topdp.simulator.engine import Engine
 from topdp.simulator.evaluation import Evaluation
 from topdp.simulator.run_stacking import supports
@@ -165,8 +166,8 @@ def _in_common(run: RunOutline) -> str:
     # A stack is tested on the records of its first run, and other seeds may train on records held out there.
     held_out = config.data.validation and config.seed
     releases = config.method.gossip if run.method.gossips else 0
-    # An attack and sinks apply to one run only.
-    single = supports(run) or config.attack.name != "none" or config.report.sinks
+    # An attack, sinks and a standardisation apply to one run only.
+    single = supports(run) or config.attack.name != "none" or config.report.sinks or standardises(config)
     own_key = str(config) if single else ""
     return str((config.rounds, releases, run.method.pools, held_out, own_key, sections))
 

@@ -36,6 +36,16 @@ SHARDS_CONSTRUCTORS = {
 }
 
 
+DATA_KEYS = (
+    "batch",
+    "features",
+    "feature_groups",
+    "standardise",
+    "standardise_share",
+    "standardise_norm",
+)
+
+
 def train(
     model: nn.Module,
     shards: Shards,
@@ -79,6 +89,9 @@ def train(
     # data
     batch: str | Mapping[str, int] = "full",
     feature_groups: int = 27,
+    standardise: str = "none",
+    standardise_share: float = 0.1,
+    standardise_norm: float | None = None,
     # training
     weighting: str = "records",
     learning_rate: float | Sequence[float] = 0.5,
@@ -212,7 +225,7 @@ def _places() -> dict[str, tuple[str, str]]:
     places = {"method": ("method", "name"), "robust": ("robust", "rule"), "attack": ("attack", "name")}
     places |= {key: ("robust", key) for key in ("hostile", "radius")}
     places |= {f"attack_{key}": ("attack", key) for key in ("share", "strength", "agents")}
-    places |= {key: ("data", key) for key in ("batch", "features", "feature_groups")}
+    places |= {key: ("data", key) for key in DATA_KEYS}
     for section in ("method", "privacy", "train", "report"):
         keys = type(getattr(RunConfig(), section)).model_fields
         places |= {key: (section, key) for key in keys if key != "name"}

@@ -109,7 +109,8 @@ def expect_supported(outline: RunOutline, counts: tuple[int, ...]) -> None:
     """
     config = outline.config
     attack = f"attack.name = {config.attack.name}" if config.attack.name != "none" else None
-    if reason := attack or supports(outline):
+    standardise = 'data.standardise = "private"' if config.data.standardise != "none" else None
+    if reason := attack or standardise or supports(outline):
         raise ConfigError(
             f"Expected settings that real agents support, got {reason}. Remove this setting, or simulate it "
             "with `topdp run`."

@@ -77,7 +77,7 @@ def expect_columns(table: Table, schema: Schema) -> None:
 def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     values = table.columns[column]
     listed = schema.categories.get(column, ())
-    numbers, gaps = (None, is_missing(values, listed)) if listed else _numbers(table, column)
+    numbers, gaps = (None, is_missing(values, listed)) if listed else numbers_of(table, column)
     if column not in schema.missing:
         example = f"{column} = {'0' if column in schema.ranges else repr(OTHER_CATEGORY)}"
         _expect_no_gaps(
@@ -97,14 +97,14 @@ def _one_hot(values: AnyArray, gaps: Bools, listed: tuple[str, ...], fill: float
     position = {name: index for index, name in enumerate(listed)}
     one_hot = np.zeros((len(values), len(listed) + 1))
     columns = [
-        position.get(str(fill) if gap else _category_text(value, position), len(listed))
+        position.get(str(fill) if gap else category_text(value, position), len(listed))
         for value, gap in zip(values, gaps, strict=True)
     ]
     one_hot[np.arange(len(values)), columns] = 1.0
     return one_hot
 
 
-def _numbers(table: Table, column: str) -> tuple[Floats, Bools]:
+def numbers_of(table: Table, column: str) -> tuple[Floats, Bools]:
     """Return the values of `column` as numbers, 0 where missing, and for each value whether it is missing."""
     values = table.columns[column]
     try:
@@ -146,7 +146,7 @@ def _targets(table: Table, schema: Schema) -> AnyArray:
     parts = []
     for column in schema.targets:
         try:
-            numbers, gaps = _numbers(table, column)
+            numbers, gaps = numbers_of(table, column)
         except DataError as error:
             raise DataError(f"{error} If the target is a class, list its values in `classes`.") from None
         _expect_no_gaps(table, f"the target {column!r}", gaps, MISSING_TARGET_ADVICE)
@@ -160,7 +160,7 @@ def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
     values = table.columns[column]
     _expect_no_gaps(table, f"the target {column!r}", is_missing(values, classes), MISSING_TARGET_ADVICE)
     position = {name: at for at, name in enumerate(classes)}
-    numbers = np.array([position.get(_category_text(value, position), -1) for value in values], np.int64)
+    numbers = np.array([position.get(category_text(value, position), -1) for value in values], np.int64)
     if (numbers < 0).any():
         row = int((numbers < 0).argmax())
         raise DataError(
@@ -179,7 +179,7 @@ def _expect_no_gaps(table: Table, what: str, gaps: Bools, advice: str) -> None:
         )
 
 
-def _category_text(value: object, listed: Container[str]) -> str:
+def category_text(value: object, listed: Container[str]) -> str:
     """Return `as_text(value)`; for text that is not in `listed`, return the number or boolean that it spells.
 
     If another record lacks a value in the column, files write 1 as 1.0. The result must not depend on that: a

@@ -79,6 +79,12 @@ def make_table(
     return table
 
 
+def rows_of(table: Table, rows: AnyArray) -> Table:
+    """Return the table with only these `rows`."""
+    lines = None if table.lines is None else np.asarray(table.lines)[rows]
+    return Table(table.origin, {name: values[rows] for name, values in table.columns.items()}, lines)
+
+
 def object_array(values: Sequence[Any]) -> AnyArray:
     """Return a one-dimensional array whose elements are `values`, even if these are sequences themselves."""
     array = np.empty(len(values), object)

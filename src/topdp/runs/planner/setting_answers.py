@@ -41,6 +41,7 @@ from topdp.runs.recommend import Recommendation, pooled_noise, recommend
 from topdp.runs.resolve import resolve_outline
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
+from topdp.runs.statistics.preparation import training_epsilon
 from topdp.topology import Topology
 
 # The status of an answer that is not computed yet.
@@ -254,9 +255,10 @@ def _sufficient_sigma(question: PlannerQuestion, observer: Observe | None = None
     answer meets the budget. This takes about half of the time of the answer itself. Return None if σ is
     configured or cannot be calibrated or, with `observer`, if agents have different budgets or batches.
     """
-    privacy, epsilon, analysis = question.run.config.privacy, question.run.epsilon, question.run.analysis
-    if epsilon is None:
+    privacy, analysis = question.run.config.privacy, question.run.analysis
+    if question.run.epsilon is None:
         return None
+    epsilon = training_epsilon(question.run)
     guarantee = WORST_CASE.name if observer is None else privacy.guarantee
     exposure = analysis.exposure()
     differ = any(np.ptp(each) > 0 for each in (epsilon, question.run.delta, exposure.sensitivity))

@@ -108,6 +108,8 @@ def spent_along(
         return None, []
     if account.analysis.sites > 1:
         return None, ["The spending curve is not shown, because ε is that of a person at several agents."]
+    if account.prepared is not None:
+        return None, ["The spending curve is not shown, because a part of ε is spent before training."]
     if values is None or not np.isfinite(values).all():
         return None, ["The spending curve is not shown, because ε is not finite."]
     owner = int(values.argmax())

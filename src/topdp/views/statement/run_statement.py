@@ -128,6 +128,7 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
         "gaussian": privacy["mu"][relied.key] is not None,
         "assumptions": privacy["assumptions"],
         "warnings": privacy.get("warnings", []),
+        "prepared": privacy.get("prepared"),
         "clip": privacy["clip"],
         "clipping": settings["privacy"]["clipping"],
         **weighting_facts(settings),

@@ -59,6 +59,8 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     notes += [f"{name}: {words}" for name, words in redrawable.items() if words]
     for name, summary in summaries.items():
         notes += [f"{name}, {words}" for words in missing_epsilons(summary["privacy"])]
+        if words := summary["privacy"].get("prepared"):
+            notes.append(f"{name}: {words}")
     return [table, *map(Text, notes)]
 
 
@@ -110,6 +112,8 @@ def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions |
     rows.add_row(f"a {analysis.unit} is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
     for warning in result.warnings:
         rows.add_row("warning", warning)
+    if result.prepared is not None:
+        rows.add_row("before training", result.prepared)
     for key, reason in privacy.get("reasons", {}).items():
         rows.add_row(f"ε {answer_words(key)}", f"{epsilon_text(privacy, key)}: {reason}")
     of_groups = [] if groups is None else [_coalitions(result, groups)]

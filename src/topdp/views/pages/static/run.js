@@ -163,6 +163,7 @@
       const notes = [el("p", { class: "words" }, "Recognised: an upper bound on how often the best attacker recognises that a " + facts.guarantee.unit + " was present, with false alarms in 1% or 5% of the cases without it." + (bounded ? " For sampled batches the bound follows from ε and δ alone." : ""))];
       notes.push(el("dl", { class: "facts" }, asked.flatMap(({ key, label }) => [el("dt", {}, label),
         el("dd", {}, [privacy.assumptions[key], reasons[key]].filter(Boolean).join(" "))])));
+      if (privacy.prepared) notes.push(el("p", { class: "words" }, `ε and μ: ${privacy.prepared}`));
       (privacy.warnings || []).forEach((warning) => notes.push(el("p", { class: "warning" }, `Warning: ${warning}`)));
       return [holder, ...notes];
     },

@@ -1,0 +1,1 @@
+"""Private statistics of the records of all agents: sums, tables, standardisation, regression."""
