@@ -23,7 +23,8 @@ from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.published.claims import Analysis
-from topdp.runs.config import ConfigError, CycleBatch, PoissonBatch, RunConfig
+from topdp.runs.config import AUTO, ConfigError, CycleBatch, PoissonBatch, RunConfig
+from topdp.runs.job_method import with_job_method
 from topdp.runs.methods import METHODS, Method
 from topdp.topology import Topology
 
@@ -61,6 +62,9 @@ class RunOutline:
     @classmethod
     def of(cls, config: RunConfig, graph: Topology | None = None) -> Self:
         """Return the outline of a configuration. `graph`: replaces the graph that `config` names."""
+        if config.method.name == AUTO:
+            graph = named_graph(config) if graph is None else graph
+            config = with_job_method(config, graph.agents)
         method = method_of(config)
         if graph is None:
             graph = topology.single() if method.pools else named_graph(config)
