@@ -40,7 +40,7 @@ class DataSet:
     read: Callable[[], Any]
     loss: str = "cross-entropy"
     schema: Mapping[str, Any] | None = None
-    model: Callable[[tuple[int, ...], int], nn.Module] | None = None  # None: `linear`
+    model: Callable[[tuple[int, ...], int], nn.Module] | None = None  # None: linear
     held_out: bool = True
     kind: str = "table"
 
@@ -57,18 +57,19 @@ class DataSet:
             return topdp.Shards.from_frames(frames, records.iloc[tested], dict(self.schema))
         inputs, targets = records
         pairs = [(inputs[part], targets[part]) for part in (*sites, tested)]
-        return topdp.Shards.from_arrays(pairs[:-1], test=pairs[-1])
+        return topdp.Shards.from_arrays(pairs[:-1], test=pairs[-1], dtype=inputs.dtype)
 
     def network(self, shards: topdp.Shards) -> nn.Module:
-        """Return the model for these shards: linear without bias, unless the data set names another."""
+        """Return the model for these shards: linear from zero, unless the data set names another."""
         shape = tuple(shards.inputs.shape[2:])
         outputs = 1 if self.loss != "cross-entropy" else int(shards.classes or 2)
         torch.manual_seed(0)
         if self.model is not None:
             return self.model(shape, outputs)
-        from topdp.learning.models import MODELS
-
-        return MODELS["linear"](shape, outputs)
+        layer = nn.Linear(int(np.prod(shape)), outputs)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return nn.Sequential(nn.Flatten(), layer)
 
 
 class WordCounts(nn.Module):

@@ -53,6 +53,8 @@ class Dataset:
     """Whether inputs are token ids."""
     class_names: tuple[str, ...] | None = None
     """The name of each label, from the schema or from the folders of the classes."""
+    input_length: float | None = None
+    """The length of a usual input according to its schema; None: unknown."""
 
     def scale(self, inputs: AnyArray) -> AnyArray:
         """Return `inputs` as a model receives them: (x - mean) / deviation for each channel, in float32.
@@ -127,6 +129,7 @@ def load(
             classes=train.classes,
             tokens=schema is not None and schema.text is not None,
             class_names=train.class_names,
+            input_length=None if schema is None else schema.input_length,
         )
     if schema is not None or test is not None:
         raise DataError(

@@ -57,6 +57,8 @@ class Shards:
     test_targets: Tensor | None = None
     origin: str | None = None
     """If the inputs are features: the digest of the records and of the feature map. Otherwise None."""
+    input_length: float | None = None
+    """The length of a usual input according to its schema; None: unknown."""
 
     @property
     def agents(self) -> int:
@@ -158,7 +160,8 @@ class Shards:
         test = dataset.test()
         if held_out is not None:
             test = dataset.scale(dataset.train_inputs[held_out]), dataset.train_targets[held_out]
-        return _make_shards(inputs, targets, counts, dataset.classes, test)
+        shards = _make_shards(inputs, targets, counts, dataset.classes, test)
+        return replace(shards, input_length=dataset.input_length)
 
     @staticmethod
     def from_arrays(
@@ -231,7 +234,8 @@ class Shards:
         the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order.
         """
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return Shards.from_arrays(*read_site_files(agents, test, stated), dtype=_input_type(stated))
+        shards = Shards.from_arrays(*read_site_files(agents, test, stated), dtype=_input_type(stated))
+        return replace(shards, input_length=stated.input_length)
 
     @staticmethod
     def from_frames(
@@ -248,7 +252,8 @@ class Shards:
         """
         _expect_sequence(agents)
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return Shards.from_arrays(*read_site_frames(agents, test, stated), dtype=_input_type(stated))
+        shards = Shards.from_arrays(*read_site_frames(agents, test, stated), dtype=_input_type(stated))
+        return replace(shards, input_length=stated.input_length)
 
 
 def _make_shards(

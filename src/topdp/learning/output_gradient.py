@@ -40,17 +40,17 @@ class OutputGradient(NamedTuple):
 
 
 def output_gradient(
-    flat: FlatModel, task: Task, shape: tuple[int, ...], dtype: torch.dtype, unit_length: bool = False
+    flat: FlatModel, task: Task, shape: tuple[int, ...], dtype: torch.dtype, length: float | None = None
 ) -> OutputGradient:
     """Return the gradient of the outputs of a model at its start.
 
-    `shape`, `dtype`: of one record. `unit_length`: whether records have length 1, as scattering features have.
+    `shape`, `dtype`: of one record. `length`: of a usual record; None: unknown.
     Raise InputError if the norm is zero or not finite.
 
     >>> linear = FlatModel(nn.Linear(3, 2, bias=False))
-    >>> gradient = output_gradient(linear, Task.of("cross-entropy"), (3,), torch.float32, unit_length=True)
+    >>> gradient = output_gradient(linear, Task.of("cross-entropy"), (3,), torch.float32, length=2.0)
     >>> round(gradient.norm, 6), gradient.values
-    (1.0, 1)
+    (2.0, 1)
     """
     module = disable_inference_kernels(flat.load(flat.flatten().cpu()).eval())
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -58,8 +58,8 @@ def output_gradient(
     squares = []
     for _ in range(PROBES):
         record = _random_record(module, shape, dtype, flat.dtype, generator)
-        if unit_length:
-            record = record / record.norm()
+        if length is not None and dtype.is_floating_point:
+            record *= length / record.norm()
         with torch.enable_grad():
             outputs = call_model(module, {}, record[None])
             # The mean over random signs is the sum of the squares over all outputs.

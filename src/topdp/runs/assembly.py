@@ -241,8 +241,8 @@ def _resolved(
     outline: RunOutline, counts: tuple[int, ...], flat: FlatModel, task: Task, shards: Shards
 ) -> ResolvedRun:
     """Return the resolved run of an outline with this model."""
-    shape, dtype = tuple(shards.inputs.shape[2:]), shards.inputs.dtype
-    return resolve_outline(outline, counts, partial(gradient_of, outline.config, flat, task, shape, dtype))
+    record = tuple(shards.inputs.shape[2:]), shards.inputs.dtype, shards.input_length
+    return resolve_outline(outline, counts, partial(gradient_of, outline.config, flat, task, *record))
 
 
 def _fitted(shards: Shards, task: Task) -> Shards:

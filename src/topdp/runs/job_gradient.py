@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 
 
 def gradient_of(
-    config: RunConfig, flat: FlatModel, task: Task, shape: tuple[int, ...], dtype: torch.dtype
+    config: RunConfig,
+    flat: FlatModel,
+    task: Task,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    length: float | None,
 ) -> OutputGradient:
-    """Return the gradient of a model. `shape`, `dtype`: of one input of the model."""
+    """Return the gradient of a model. `shape`, `dtype`, `length`: of one input of the model."""
     from topdp.learning.output_gradient import output_gradient
 
-    return output_gradient(flat, task, shape, dtype, unit_length=config.data.features == "scattering")
+    if config.data.features == "scattering":
+        length = 1.0  # each record's features have this length
+    return output_gradient(flat, task, shape, dtype, length)
 
 
 def named_gradient(outline: RunOutline) -> OutputGradient:
@@ -39,16 +46,18 @@ def named_gradient(outline: RunOutline) -> OutputGradient:
     from topdp.learning.models import FlatModel
 
     config = outline.config
-    task, entry = named_task(config), CATALOGUE.get(config.data.name)
+    task, entry, length = named_task(config), CATALOGUE.get(config.data.name), None
     if entry is None:
         raw = replace(outline, config=with_keys(config, data={"features": "none"}))
         shards = load_shards(raw)
         shape, dtype = tuple(shards.inputs.shape[2:]), shards.inputs.dtype
+        length = shards.input_length
         outputs = task.outputs(shards.targets.flatten(0, 1), shards.classes)
     else:
         shape, dtype = entry.shapes["train_inputs"][1:], torch.int64 if entry.tokens else torch.float32
         outputs = entry.classes or 1
     if (features := named_features(config)) is not None:
         shape, dtype = features.shape(torch.zeros(shape, dtype=dtype)), torch.float32
+        length = None
     model = named_model(config, shape, outputs)
-    return gradient_of(config, FlatModel(model), task, shape, dtype)
+    return gradient_of(config, FlatModel(model), task, shape, dtype, length)

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from topdp.privacy.answers import guarantee_kind
+from topdp.privacy.answers import CLAIMED, guarantee_kind
 from topdp.runs.config import AUTO, RunConfig
 
 ALONE = "central"
-IN_PAIRS = "plain"
+PUBLISHED = "plain"
 OWN_NOISE = "muffliato"
 PAIR_NOISE = "correlated"
 
@@ -26,7 +26,7 @@ def job_method(config: RunConfig, agents: int) -> str:
     """Return the name of the method for a job with this number of agents.
 
     - One agent: `central`, because nobody sends anything.
-    - Exchanges in pairs (`method.mode = "async"`): `plain`.
+    - Exchanges in pairs (`method.mode = "async"`), or the guarantee "claimed": `plain`.
     - Otherwise `correlated`, if at least one agent besides the colluders helps to hide an agent. This needs three
       agents against one colluder, a guarantee that relies on others, and averages without a robust rule.
     - Otherwise `muffliato`: each agent hides its records alone, and all agents have nearly the same estimate. Pair
@@ -37,7 +37,7 @@ def job_method(config: RunConfig, agents: int) -> str:
     """
     if agents == 1:
         return ALONE
-    if config.method.mode == "async":
-        return IN_PAIRS
+    if config.method.mode == "async" or config.privacy.guarantee == CLAIMED.name:
+        return PUBLISHED
     covered = guarantee_kind(config.privacy.guarantee).relies_on_others and config.robust.rule == "mean"
     return PAIR_NOISE if covered and config.privacy.colluders <= agents - 2 else OWN_NOISE
