@@ -2,8 +2,8 @@
 
 Clip and learning rate follow from it (`runs/job_settings.py`).
 
-**Guarantees.** The norm depends on the model, the shape and type of a record, and a fixed seed. It does not depend on
-any record, so it is public.
+**Guarantees.** The norm depends on the model, the shape, type and usual length of a record, and a fixed seed.
+It does not depend on any record, so it is public.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ PROBE_DEVIATION = 0.76
 
 
 class OutputGradient(NamedTuple):
-    """The root mean square `norm` of the gradient of one output, and the number of `values` of a record over which the
-    loss is a mean.
+    """The gradient of one output: its root mean square `norm`.
+
+    `values`: the number of values of a record over which the loss is a mean.
     """
 
     norm: float
@@ -35,7 +36,7 @@ class OutputGradient(NamedTuple):
 
     @property
     def of_loss(self) -> float:
-        """The norm of the gradient of the loss of a record whose outputs are all wrong by one, up to a factor."""
+        """The norm of a gradient of the loss if every output is wrong by about one."""
         return self.norm / math.sqrt(self.values)
 
 

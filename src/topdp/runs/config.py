@@ -47,16 +47,23 @@ Auto = Literal["auto"]  # topdp chooses a number before the run begins, and writ
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 LearningRate = Positive | Annotated[list[Positive], Field(min_length=1)]
 
-# Keys that may follow the job (`job_settings.py`). `resolve` puts a number in place of "auto" before other code
-# reads these keys, so type checkers see numbers.
+# Keys that may follow the job (`job_settings.py`). `resolve` puts a number in place of "auto" before other
+# code reads these keys, so type checkers see numbers.
 if TYPE_CHECKING:
-    JobRounds, JobClip, JobLearningRate = int, float, float | list[float]
+    JobRounds = int
+    JobClip = float
+    JobLearningRate = float | list[float]
 else:
     JobRounds, JobClip, JobLearningRate = Rounds | Auto, Positive | Auto, LearningRate | Auto
 
 
 PRESETS_FOLDER = Path(__file__).parent / "presets"
 GIVEN = "given in Python"  # instead of the name of a data set, model, loss or metric
+
+
+def is_auto(value: object) -> bool:
+    """Return whether the value of a key is still "auto"."""
+    return value == AUTO
 
 
 class ConfigError(InputError):
@@ -84,7 +91,7 @@ def _one_of(known: Iterable[str]) -> AfterValidator:
 
 class TopologyConfig(Section):
     kind: Annotated[str, _one_of(FAMILIES)] = "random"
-    agents: Annotated[int, Field(ge=2)] = 30
+    agents: Annotated[int, Field(ge=1)] = 30
     connection: Annotated[float, Field(gt=0, le=1)] = 0.2
     hubs: Count = 2
     attach: Literal["one", "all"] = "one"  # for "star": whether a leaf is adjacent to one hub or to all

@@ -27,10 +27,10 @@ def job_method(config: RunConfig, agents: int) -> str:
 
     - One agent: `central`, because nobody sends anything.
     - Exchanges in pairs (`method.mode = "async"`), or the guarantee "claimed": `plain`.
-    - Otherwise `correlated`, if at least one agent besides the colluders helps to hide an agent. This needs three
-      agents against one colluder, a guarantee that relies on others, and averages without a robust rule.
-    - Otherwise `muffliato`: each agent hides its records alone, and all agents have nearly the same estimate. Pair
-      noise gains nothing for two agents, because each knows the pair noise of the other.
+    - Otherwise `correlated`, if at least one agent besides the colluders helps to hide an agent. This needs
+      three agents against one colluder, a guarantee that relies on others, and no robust rule.
+    - Otherwise `muffliato`: each agent hides its records alone, and all agents have nearly the same estimate.
+      Pair noise gains nothing for two agents, because each knows the pair noise of the other.
 
     >>> [job_method(RunConfig(), agents) for agents in (1, 2, 3)]
     ['central', 'muffliato', 'correlated']

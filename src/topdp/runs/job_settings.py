@@ -1,19 +1,20 @@
 """Settings that follow the job: rounds, clip and learning rate from public facts. No data, no torch.
 
-The facts are N records of all agents, the privacy parameter μ of the budget, and G, the norm of the gradient of one
-output at the start (`learning/output_gradient.py`). A run whose gradients have at most the norm C moves by at most
-the *travel* S = C·Σλ_t. The least noise that hides a record in a run of that travel has the standard deviation
-S/(N·μ) in each parameter, for any number of rounds, and so S·G/(N·μ) in an output. Three rules follow:
+The facts are N records of all agents, the privacy parameter μ of the budget, and G, the norm of the gradient
+of one output at the start (`learning/output_gradient.py`). A run whose gradients have at most the norm C moves
+by at most the *travel* S = C·Σλ_t. The least noise that hides a record in a run of that travel has the
+standard deviation S/(N·μ) in each parameter, for any number of rounds, and so about S·G/(N·μ) in an output.
+Three rules follow:
 
-- **Clip**: C = G/2, half the gradient of a record whose output is wrong by one; G/(2√M) if the loss is the mean of M
-  values of a record.
-- **Travel**: the noise of an output is 1 for classes, which moves a probability little: S = N·μ/G. For numbers, more
-  travel means less bias, about 1/S, and more noise: S = 2·√(N·μ)/G is close to the minimum of both for targets in
-  [-1, 1]. The learning rate is S/(C·Σλ_t), for a schedule λ_t that begins with 1.
-- **Rounds**: T = 4·√(N·μ), from 60 to 400. More rounds cost time, but no accuracy; fewer make steps too long.
+- **Clip**: C = G/2, half the gradient of a record whose output is wrong by one; G/(2√M) if the loss is the
+  mean of M values of a record.
+- **Travel**: for classes S = N·μ/G, so the noise of an output is 1, which moves a probability little. For
+  numbers, more travel means less bias, about 1/S, and more noise: S = 2·√(N·μ)/G is close to the minimum of
+  both for targets in [-1, 1]. The learning rate is S/(C·Σλ_t), for a schedule λ_t that begins with 1.
+- **Rounds**: T = 4·√(N·μ), from 60 to 400. More rounds cost time, but no accuracy. Fewer make steps too long.
 
-Agents whose noise is independent have √n times the noise in the average, and batches that are one of P parts of the
-records √P times. N is then divided by it. docs/defaults.md shows what the rules reach.
+Agents whose noise is independent have √n times the noise in the average, and batches that are one of P parts
+of the records √P times. N is then divided by it. docs/defaults.md shows what the rules reach.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.runs.config import AUTO, ConfigError, RunConfig
+from topdp.runs.config import ConfigError, RunConfig, is_auto
 from topdp.runs.resolved_run import records_of
 from topdp.runs.run_outline import RunOutline, strictest_budget
 
@@ -45,12 +46,12 @@ STEP_DIGITS = 3  # significant digits of a chosen clip or learning rate
 
 def follows_job(config: RunConfig) -> bool:
     """Return whether a setting follows from the number of records."""
-    return AUTO in (config.rounds, config.privacy.clip, config.train.learning_rate)
+    return is_auto(config.rounds) or needs_output_gradient(config)
 
 
 def needs_output_gradient(config: RunConfig) -> bool:
     """Return whether a setting follows from the gradient of the model."""
-    return AUTO in (config.privacy.clip, config.train.learning_rate)
+    return is_auto(config.privacy.clip) or is_auto(config.train.learning_rate)
 
 
 def with_job_settings(
@@ -63,22 +64,21 @@ def with_job_settings(
     config = outline.config
     if not follows_job(config):
         return outline
-    if config.rounds == AUTO:
-        # Batches that are parts of the records need no more rounds.
+    if is_auto(config.rounds):
         rounds = ROUNDS_FACTOR * math.sqrt(_signal(outline, counts, passes=1))
         outline = _with(outline, rounds=10 * math.ceil(min(max(rounds, MIN_ROUNDS), MAX_ROUNDS) / 10))
     if not needs_output_gradient(outline.config):
         return outline
     output = gradient()
     privacy, train = outline.config.privacy, outline.config.train
-    if privacy.clip == AUTO:
+    if is_auto(privacy.clip):
         privacy = privacy.model_copy(update={"clip": _rounded(CLIP_SHARE * output.of_loss)})
         outline = _with(outline, privacy=privacy)
-    if train.learning_rate == AUTO:
+    if is_auto(train.learning_rate):
         if train.optimiser == "adam":
             raise ConfigError(
-                'train.learning_rate: expected a number with train.optimiser = "adam", whose steps do not scale with '
-                'gradients, got "auto". State one, for example 0.01.'
+                'train.learning_rate: expected a number with train.optimiser = "adam", whose steps do not '
+                'scale with gradients, got "auto". State one, for example 0.01.'
             )
         outline = _with(outline, train=train.model_copy(update={"learning_rate": 1.0}))
         analysis, schedule = records_of(outline, counts)

@@ -38,8 +38,8 @@ def resolve_outline(
 ) -> ResolvedRun:
     """Return the resolved run of an outline in which agent i has counts[i] records.
 
-    A resolved run with these records is returned unchanged. `gradient`: as for `with_job_settings`; None: from the
-    model that the configuration names.
+    A resolved run with these records is returned unchanged. `gradient`: as for `with_job_settings`; None:
+    from the model that the configuration names.
     """
     if isinstance(outline, ResolvedRun) and outline.counts == counts:
         return outline

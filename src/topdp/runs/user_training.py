@@ -140,9 +140,9 @@ def train(
     noise is new in every run, and nobody knows it, unless a `noise_seed` is given: then anyone can draw it
     again, and ε holds for a simulation only (`result.redrawable_noise`).
 
-    `method`, `rounds`, `clip` and `learning_rate` follow the job by default (docs/defaults.md): from the number of
-    records and agents, the budget, the loss and the model, never from the records themselves. Inputs should be about
-    1 in size, and numbers to predict in [-1, 1].
+    `method`, `rounds`, `clip` and `learning_rate` follow the job by default (docs/defaults.md): from the
+    number of records and agents, the budget, the loss and the model, never from the records themselves.
+    Inputs should be about 1 in size, and numbers to predict in [-1, 1].
 
     All other arguments are keys of the configuration, with its defaults (docs/configuration.md). `method`,
     `robust` and `attack` are `method.name`, `robust.rule` and `attack.name`. `noise_schedule` and `batch`

@@ -170,7 +170,9 @@ class Schema(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def input_length(self) -> float | None:
-        """The length of a usual input: numbers are spread over [-1, 1], and a category is one 1. None: unknown.
+        """The length of a usual input, or None for text and images.
+
+        Numbers are spread over [-1, 1], and a category is one 1.
 
         >>> schema = Schema(target="ill", ranges={"age": (0, 100)}, categories={"job": ("clerk", "nurse")})
         >>> round(schema.input_length, 2)
