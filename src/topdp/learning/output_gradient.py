@@ -65,18 +65,17 @@ def output_gradient(
             outputs = call_model(module, {}, record[None])
             # The mean over random signs is the sum of the squares over all outputs.
             signs = torch.randint(0, 2, outputs.shape, generator=generator) * 2 - 1
-            gradients = torch.autograd.grad((outputs * signs).sum(), trained, allow_unused=True)
-        square = sum(
-            float(gradient.double().square().sum()) for gradient in gradients if gradient is not None
-        )
+            found = torch.autograd.grad((outputs * signs).sum(), trained, allow_unused=True)
+        gradients = [gradient.double() for gradient in found if gradient is not None]
+        square = sum(float(gradient.square().sum()) for gradient in gradients)
         averaged = outputs[0].shape[1:] if task.loss.name == "cross-entropy" else outputs[0].shape
         squares.append(square / outputs.numel())
         values = math.prod(averaged)
     norm = math.sqrt(sum(squares) / PROBES)
     if not (math.isfinite(norm) and norm > 0):
         raise InputError(
-            f"Expected a model whose outputs have a gradient at the start, got one of norm {norm:g}. State clip and "
-            "learning_rate, or start the model from other parameters."
+            f"Expected a model whose outputs have a gradient at the start, got one of norm {norm:g}. State "
+            "clip and learning_rate, or start the model from other parameters."
         )
     return OutputGradient(norm, values)
 

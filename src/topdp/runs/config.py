@@ -320,6 +320,18 @@ class RunConfig(Section):
     attack: AttackConfig = AttackConfig()
     report: ReportConfig = ReportConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sites_are_agents(cls, tree: Any) -> Any:
+        """Set the number of agents to that of the sites, unless it is given or a file has the graph."""
+        if not isinstance(tree, dict):
+            return tree
+        data, graph = tree.get("data"), tree.get("topology", {})
+        sites = data.get("sites") if isinstance(data, dict) else None
+        if not isinstance(sites, list) or not isinstance(graph, dict) or {"agents", "path"} & graph.keys():
+            return tree
+        return {**tree, "topology": {**graph, "agents": len(sites)}}
+
     @property
     def redrawable_noise(self) -> str | None:
         """What a noise seed means for the guarantees of the run; None if its noise is secret."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from topdp.runs.auto_values import with_keys
 from topdp.runs.config import RunConfig
+from topdp.runs.job_records import RecordKind
 from topdp.runs.named_model import named_model, named_task
-from topdp.runs.named_records import load_shards, named_features
+from topdp.runs.named_records import named_features
 from topdp.runs.run_outline import RunOutline
 
 if TYPE_CHECKING:
@@ -42,22 +41,13 @@ def named_gradient(outline: RunOutline) -> OutputGradient:
     """
     import torch
 
-    from topdp.data.catalogue import CATALOGUE
     from topdp.learning.models import FlatModel
 
     config = outline.config
-    task, entry, length = named_task(config), CATALOGUE.get(config.data.name), None
-    if entry is None:
-        raw = replace(outline, config=with_keys(config, data={"features": "none"}))
-        shards = load_shards(raw)
-        shape, dtype = tuple(shards.inputs.shape[2:]), shards.inputs.dtype
-        length = shards.input_length
-        outputs = task.outputs(shards.targets.flatten(0, 1), shards.classes)
-    else:
-        shape, dtype = entry.shapes["train_inputs"][1:], torch.int64 if entry.tokens else torch.float32
-        outputs = entry.classes or 1
+    task, kind = named_task(config), RecordKind.of(outline)
+    shape, dtype, length = kind.shape, kind.dtype, kind.length
     if (features := named_features(config)) is not None:
-        shape, dtype = features.shape(torch.zeros(shape, dtype=dtype)), torch.float32
-        length = None
+        shape, dtype, length = features.shape(torch.zeros(shape, dtype=dtype)), torch.float32, None
+    outputs = (kind.classes or 2) if task.loss.name == "cross-entropy" else kind.values
     model = named_model(config, shape, outputs)
     return gradient_of(config, FlatModel(model), task, shape, dtype, length)

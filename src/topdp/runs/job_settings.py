@@ -1,7 +1,7 @@
 """Settings that follow the job: rounds, clip and learning rate from public facts. No data, no torch.
 
 The facts are N records of all agents, the privacy parameter μ of the budget, and G, the norm of the gradient
-of one output at the start (`learning/output_gradient.py`). A run whose gradients have at most the norm C moves
+of one output at the start (`learning/output_gradient.py`). If gradients have at most the norm C, a run moves
 by at most the *travel* S = C·Σλ_t. The least noise that hides a record in a run of that travel has the
 standard deviation S/(N·μ) in each parameter, for any number of rounds, and so about S·G/(N·μ) in an output.
 Three rules follow:

@@ -92,6 +92,11 @@ class TextColumn(BaseModel, frozen=True, extra="forbid", strict=True):
     vocabulary: Annotated[int | tuple[str, ...], BeforeValidator(_vocabulary)] = 4096
     unit: Literal["word", "character"] = "word"
 
+    @property
+    def ids(self) -> int:
+        """The number of token ids."""
+        return self.vocabulary if isinstance(self.vocabulary, int) else len(self.vocabulary) + 2
+
 
 @final
 class Schema(BaseModel, frozen=True, extra="forbid"):
