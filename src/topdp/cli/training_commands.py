@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from topdp.runs.result import Result
     from topdp.runs.sweep_grid import SweepPoint
 
+OWN_RECORDS = (
+    "For records of your own: topdp recommend --set data.name=FILE --set data.schema=SCHEMA prints a command "
+    "with settings that follow from your agents, records and budget."
+)
+
 
 def run(
     file: options.ConfigFile = None,
@@ -51,6 +56,7 @@ def run(
     \b
     Shipped configurations for --preset:
       default
+      auto, for records of your own: --preset auto --set data.name=FILE --set data.schema=SCHEMA
       best-mnist, best-fashion-mnist, best-cifar10
       paper-mnist-sync, paper-mnist-async
       paper-cifar10-sync, paper-cifar10-async
@@ -93,8 +99,10 @@ def run(
     table = tables.runs({result.config.method.name: result.summary()})
     stopped = [] if result.stopped is None else [result.stopped.statement]
     where = f"Results are in {result.folder}"
-    then = f"Next: topdp report {result.folder} shows curves, graph and privacy in one HTML page."
-    print_result(as_json, result.summary(), *table, *stopped, where, then)
+    then = [f"Next: topdp report {result.folder} shows curves, graph and privacy in one HTML page."]
+    if not (file or preset or changes or resume):
+        then.append(OWN_RECORDS)
+    print_result(as_json, result.summary(), *table, *stopped, where, *then)
 
 
 def _abandon(path: Path, as_json: bool) -> None:

@@ -55,6 +55,8 @@ class Dataset:
     """Whether inputs are token ids."""
     class_names: tuple[str, ...] | None = None
     """The name of each label, from the schema or from the folders of the classes."""
+    input_length: float | None = None
+    """The length of a usual input according to its schema; None: unknown."""
     identifiers: AnyArray | None = None
     """The identifier of each training record's person, as text; None if the unit is the record."""
 
@@ -139,6 +141,7 @@ def load(
             tokens=schema is not None and schema.text is not None,
             class_names=train.class_names,
             identifiers=train.persons,
+            input_length=None if schema is None else schema.input_length,
         )
     if person is not None:
         raise InputError(

@@ -71,6 +71,8 @@ class Shards:
 
     None if the unit of protection is the record.
     """
+    input_length: float | None = None
+    """The length of a usual input according to its schema; None: unknown."""
 
     @property
     def agents(self) -> int:
@@ -209,7 +211,8 @@ class Shards:
         test = dataset.test()
         if held_out is not None:
             test = dataset.scale(dataset.train_inputs[held_out]), dataset.train_targets[held_out]
-        return _make_shards(inputs, targets, counts, dataset.classes, test, persons)
+        shards = _make_shards(inputs, targets, counts, dataset.classes, test, persons)
+        return replace(shards, input_length=dataset.input_length)
 
     @staticmethod
     def from_arrays(
@@ -298,7 +301,7 @@ class Shards:
         makes the person the unit of protection.
         """
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return _of_sites(read_site_files(agents, test, stated, person), _input_type(stated))
+        return _of_sites(read_site_files(agents, test, stated, person), stated)
 
     @staticmethod
     def from_frames(
@@ -318,12 +321,13 @@ class Shards:
         """
         _expect_sequence(agents)
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return _of_sites(read_site_frames(agents, test, stated, person), _input_type(stated))
+        return _of_sites(read_site_frames(agents, test, stated, person), stated)
 
 
-def _of_sites(records: SiteRecords, dtype: torch.dtype) -> Shards:
+def _of_sites(records: SiteRecords, schema: Schema) -> Shards:
     agents, test, classes, persons = records
-    return Shards.from_arrays(agents, test, classes, dtype=dtype, persons=persons)
+    shards = Shards.from_arrays(agents, test, classes, dtype=_input_type(schema), persons=persons)
+    return replace(shards, input_length=schema.input_length)
 
 
 def _numbers_of_persons(persons: Sequence[Any], counts: tuple[int, ...]) -> Tensor:

@@ -198,6 +198,39 @@ def linear(inputs: int = 784, classes: int = 10) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), layer)
 
 
+def affine(inputs: int, outputs: int) -> nn.Sequential:
+    """Return one linear layer with a bias, all zero at the start: the model of tables.
+
+    >>> affine(3, 2)(torch.ones(1, 3)).tolist()
+    [[0.0, 0.0]]
+    """
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+class WordCounts(nn.Module):
+    """A linear model of texts, zero at the start. It sees how often each word occurs, as a vector of length
+    1, without padding (id 0).
+
+    >>> WordCounts(10, 2)(torch.tensor([[3, 3, 5, 0]])).tolist()
+    [[0.0, 0.0]]
+    """
+
+    def __init__(self, vocabulary: int, outputs: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.scores = nn.Linear(vocabulary, outputs, bias=False)
+        nn.init.zeros_(self.scores.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        counts = self.scores.weight.new_zeros(len(ids), self.vocabulary)
+        counts = counts.scatter_add(1, ids, (ids > 0).to(counts.dtype))
+        scores: Tensor = self.scores(counts / counts.norm(dim=1, keepdim=True).clamp(min=1))
+        return scores
+
+
 def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
     """Return the paper's CIFAR-10 network: two convolutions with max-pooling, then three linear layers."""
     side = ((size - 4) // 2 - 4) // 2
@@ -231,4 +264,5 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": lambda shape, classes: mlp(math.prod(shape), classes=classes),
     "cnn": _cnn_for,
     "linear": lambda shape, classes: linear(math.prod(shape), classes),
+    "affine": lambda shape, classes: affine(math.prod(shape), classes),
 }

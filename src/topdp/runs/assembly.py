@@ -30,6 +30,7 @@ from topdp.learning.tasks import Task
 from topdp.plan import Plan
 from topdp.plan.noise_key import NoiseKey
 from topdp.runs.config import ConfigError
+from topdp.runs.job_gradient import gradient_of
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_model, named_task
 from topdp.runs.named_records import expect_unit, load_shards
@@ -106,11 +107,16 @@ class Assembly:
             raise ConfigError(
                 f"Expected shards for the {outline.graph.agents} agents of the graph, got {len(counts)}."
             )
-        shards, run = _fitted(shards, task), resolve_outline(outline, counts)
-        flat = FlatModel(model)
+        shards, flat = _fitted(shards, task), FlatModel(model)
         expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
+        run = _resolved(outline, counts, flat, task, shards)
         expect_no_dropout_in_samples(flat.module, run.batches)
         return cls(run=run, shards=shards, flat=flat, device=device, task=task, everyone=everyone)
+
+    def of_outline(self, outline: RunOutline) -> Assembly:
+        """Return the assembly of another outline with the same records and the same model."""
+        run = _resolved(outline, self.run.counts, self.flat, self.task, self.shards)
+        return replace(self, run=run)
 
     def digest(self) -> str:
         """Return the digest of all records of all agents."""
@@ -233,6 +239,14 @@ def _repeats_after(runs: Sequence[Assembly]) -> int:
         parts.shards is runs[i % period].shards for i, parts in enumerate(runs)
     )
     return period if repeats else len(runs)
+
+
+def _resolved(
+    outline: RunOutline, counts: tuple[int, ...], flat: FlatModel, task: Task, shards: Shards
+) -> ResolvedRun:
+    """Return the resolved run of an outline with this model."""
+    record = tuple(shards.inputs.shape[2:]), shards.inputs.dtype, shards.input_length
+    return resolve_outline(outline, counts, partial(gradient_of, outline.config, flat, task, *record))
 
 
 def _fitted(shards: Shards, task: Task) -> Shards:

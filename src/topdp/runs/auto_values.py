@@ -26,7 +26,7 @@ from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Correlated, Dsgd
 from topdp.protocols.averaging import expect_gossip, metropolis, mixing_roots
 from topdp.protocols.pair_secrets import expect_uncut, secret_pairs
-from topdp.runs.config import ConfigError, CycleBatch, RunConfig, dotted
+from topdp.runs.config import ConfigError, CycleBatch, RunConfig, dotted, is_auto
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline, method_of
 from topdp.topology import Topology
@@ -280,6 +280,7 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
         if getattr(given.method, key) == "auto"
     }
     given = _not_accelerated(with_keys(given, method=chosen))
+    given = _with_begun_settings(given, begun)
     if given.privacy.weights == "auto":
         given = with_keys(given, privacy={"weights": begun.privacy.weights})
     if method_of(given).pools:
@@ -287,6 +288,16 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
     # Sinks do not change the results of a run.
     new, old = (dotted(config.model_dump(exclude={"report"})) for config in (given, begun))
     return sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
+
+
+def _with_begun_settings(given: RunConfig, begun: RunConfig) -> RunConfig:
+    """Return `given` with the values of `begun` for settings that follow the job and are "auto"."""
+    if is_auto(given.rounds):
+        given = given.model_copy(update={"rounds": begun.rounds})
+    for section, key in (("method", "name"), ("privacy", "clip"), ("train", "learning_rate")):
+        if is_auto(getattr(getattr(given, section), key)):
+            given = with_keys(given, **{section: {key: getattr(getattr(begun, section), key)}})
+    return given
 
 
 def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
@@ -41,14 +41,30 @@ Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+AUTO = "auto"
 Auto = Literal["auto"]  # topdp chooses a number before the run begins, and writes it to its configuration
 # Checks need the whole plan, which takes half a minute and gigabytes for a million rounds.
 # 0 rounds are one release with gradients (round 0) and its averaging steps.
 Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
+LearningRate = Positive | Annotated[list[Positive], Field(min_length=1)]
+
+# Keys that may follow the job (`job_settings.py`). `resolve` puts a number in place of "auto" before other
+# code reads these keys, so type checkers see numbers.
+if TYPE_CHECKING:
+    JobRounds = int
+    JobClip = float
+    JobLearningRate = float | list[float]
+else:
+    JobRounds, JobClip, JobLearningRate = Rounds | Auto, Positive | Auto, LearningRate | Auto
 
 
 PRESETS_FOLDER = Path(__file__).parent / "presets"
 GIVEN = "given in Python"  # instead of the name of a data set, model, loss or metric
+
+
+def is_auto(value: object) -> bool:
+    """Return whether the value of a key is still "auto"."""
+    return value == AUTO
 
 
 class ConfigError(InputError):
@@ -76,7 +92,7 @@ def _one_of(known: Iterable[str]) -> AfterValidator:
 
 class TopologyConfig(Section):
     kind: Annotated[str, _one_of(FAMILIES)] = "random"
-    agents: Annotated[int, Field(ge=2)] = 30
+    agents: Annotated[int, Field(ge=1)] = 30
     connection: Annotated[float, Field(gt=0, le=1)] = 0.2
     hubs: Count = 2
     attach: Literal["one", "all"] = "one"  # for "star": whether a leaf is adjacent to one hub or to all
@@ -118,7 +134,7 @@ class NoiseScheduleConfig(Section):
 
 
 class MethodConfig(Section):
-    name: Annotated[str, _one_of(METHODS)] = "top-dp"
+    name: Annotated[str, _one_of([AUTO, *METHODS])] = "top-dp"
     mode: Literal["sync", "async"] = "sync"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
     own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # the least share of own noise in a message
@@ -162,7 +178,7 @@ PositiveShare = Annotated[float, Field(gt=0, le=1)]
 class PrivacyConfig(Section):
     epsilon: Positive | list[Positive] = 1.0
     delta: OpenShare | list[OpenShare] = 1e-5
-    clip: Positive = 4.0
+    clip: JobClip = 4.0
     clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how norms of gradients are bounded
     guarantee: Annotated[str, AfterValidator(_known_guarantee)] = "adaptive"
     answers: list[Annotated[str, AfterValidator(_known_answer)]] = []  # besides that of the guarantee
@@ -248,7 +264,7 @@ class TrainConfig(Section):
     ] = "cross-entropy"
     metrics: list[str] | None = None  # None: the usual metrics for the loss
     weighting: Literal["records", "agents"] = "records"  # what counts the same in the average of all agents
-    learning_rate: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.5  # a list: one per round
+    learning_rate: JobLearningRate = 0.5  # a list: one per round
     fading: Literal["none", "linear", "cosine", "sqrt-epoch", "step"] = "linear"
     fading_factor: Annotated[float, Field(gt=0, le=1)] = 0.5  # for "step": the factor on the learning rate
     fading_period: Count | None = None  # for "step": the rounds between factors; None: a third of all rounds
@@ -312,7 +328,7 @@ class RunConfig(Section):
 
     seed: Annotated[Seed, BeforeValidator(_drawn_seed)] = 0  # "random": drawn when the configuration is read
     noise_seed: Seed | None = None  # None: the noise key is new, and secret
-    rounds: Rounds = 150
+    rounds: JobRounds = 150
     topology: TopologyConfig = TopologyConfig()
     method: MethodConfig = MethodConfig()
     privacy: PrivacyConfig = PrivacyConfig()
@@ -322,6 +338,18 @@ class RunConfig(Section):
     robust: RobustConfig = RobustConfig()
     attack: AttackConfig = AttackConfig()
     report: ReportConfig = ReportConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sites_are_agents(cls, tree: Any) -> Any:
+        """Set the number of agents to that of the sites, unless it is given or a file has the graph."""
+        if not isinstance(tree, dict):
+            return tree
+        data, graph = tree.get("data"), tree.get("topology", {})
+        sites = data.get("sites") if isinstance(data, dict) else None
+        if not isinstance(sites, list) or not isinstance(graph, dict) or {"agents", "path"} & graph.keys():
+            return tree
+        return {**tree, "topology": {**graph, "agents": len(sites)}}
 
     @property
     def person_column(self) -> str | None:
@@ -572,13 +600,15 @@ def _apply(tree: dict[str, Any], change: str) -> None:
 KEYS_WITH_FORMS = {
     "seed": 'a whole number from 0 to 2^63 - 1, or "random"',
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
+    "rounds": 'a whole number from 1 to 1000000, or "auto"',
+    "privacy.clip": 'a number > 0 and at most 1e30, or "auto"',
     "method.secrets_degree": 'a whole number >= 1, or "auto"',
     "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
     "method.gossip": 'a whole number >= 0, or "auto"',
     "robust.radius": 'a number > 0 and at most 1e30, or "auto"',
     "data.sizes": "a list with one number per agent: whole numbers >= 1, or fractions of all records",
     "method.noise_schedule.curvature": "a number > 0 and at most 1e30, or a list of them",
-    "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one for each round",
+    "train.learning_rate": 'a number > 0 and at most 1e30, a list of them, one for each round, or "auto"',
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.delta": "a number > 0 and < 1, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",

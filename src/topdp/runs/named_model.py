@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from topdp.errors import TopdpError
 from topdp.runs.config import GIVEN, ConfigError, RunConfig, did_you_mean
 
+WORD_COUNTS = "words"  # the model of texts, which needs the number of token ids
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -81,9 +83,30 @@ def named_factory(config: RunConfig) -> Callable[[tuple[int, ...], int], Any]:
     name = config.model.name
     if name in models.MODELS:
         return models.MODELS[name]
+    if name == WORD_COUNTS:
+        vocabulary = _vocabulary(config)
+        return lambda _, outputs: models.WordCounts(vocabulary, outputs)
     if ":" in name:
         return _user_factory(name)
-    raise ConfigError(f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}")
+    raise ConfigError(
+        f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, WORD_COUNTS, 'module:factory'])}"
+    )
+
+
+def _vocabulary(config: RunConfig) -> int:
+    """Return the number of token ids of a text. Raise ConfigError for records that are no texts."""
+    from topdp.data.catalogue import CATALOGUE
+    from topdp.runs.named_records import named_schema
+
+    if (entry := CATALOGUE.get(config.data.name)) is not None and entry.tokens:
+        return entry.tokens
+    schema = named_schema(config)
+    if schema is None or schema.text is None:
+        raise ConfigError(
+            f"model.name: expected texts for {WORD_COUNTS!r}, with a schema that has the key text, got none. "
+            "Use another model."
+        )
+    return schema.text.ids
 
 
 def _where(error: Exception) -> str:

@@ -1,14 +1,17 @@
-"""Recommend a method and settings for given agents, a graph, record counts, a budget and colluders. No data.
+"""Recommend a method and settings for given agents, a graph, record counts, a budget and colluders.
+
+Records are read only if they are a user's own files, for the shape of one record and the type of its target.
 
 Methods are compared by the residual noise in the average of the estimates, which mostly decides how accurate
-a model becomes. It follows from the account and the plan of a method. The recommended settings of the
-training itself come from trials of ours, and the reasons state that.
+a model becomes. It follows from the account and the plan of a method. The settings of the training follow the
+job (`job_settings.py`).
 """
 
 from __future__ import annotations
 
 import math
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,23 +20,27 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
-from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.joint_loss import share_of_budget
 from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
-from topdp.runs.auto_values import noise_shares
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.auto_values import noise_shares, with_keys
+from topdp.runs.config import AUTO, ConfigError, RunConfig
+from topdp.runs.job_method import with_job_method
+from topdp.runs.job_records import RecordKind
 from topdp.runs.methods import METHODS, POOLED, Method
+from topdp.runs.named_model import WORD_COUNTS
 from topdp.runs.resolve import resolve
 from topdp.runs.resolved_run import ResolvedRun
-from topdp.runs.run_outline import budgets, method_of, strictest_budget
+from topdp.runs.run_outline import RunOutline, budgets, method_of, strictest_budget
 from topdp.topology import Topology
 
 COMPARED_METHODS = [method for method in METHODS.values() if method.comparable]
 COMPARED_ROUNDS = 20  # rounds after which the noise is compared
+
+MIN_IMAGE_SIDE = 8  # of images with scattering features
 
 # The training settings of the comparison: equal, plain steps, so that only the noise of methods differs.
 PLAIN_STEPS = {
@@ -44,12 +51,6 @@ PLAIN_STEPS = {
     "weight_decay": 0.0,
     "average": 0.0,
 }
-
-# λ·T at ε = 1 for 60,000 records of norm 1 and clip ½, from trials on MNIST and Fashion-MNIST.
-STEP_TIMES_ROUNDS = 65_000.0
-
-MAX_STEP_SIZE = 450.0  # the largest λ at which training does not oscillate
-RECOMMENDED_ROUNDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ def recommend(
     """Return the recommended method and settings, for counts[i] records of agent i and the budget and
     colluders of `config`. Raise ConfigError if no method fits.
     """
+    config = with_job_method(config, graph.agents)
     if (method := method_of(config)).pools:
         raise ConfigError(f"method.name: expected a method on a graph, got {method.name!r}. Remove it.")
     options = []
@@ -116,8 +118,7 @@ def recommend(
         raise ConfigError(f"Expected settings that some method can use, got none: {best.reason}")
     changes: dict[str, Any] = {"method.name": best.method, **best.settings}
     reasons = [best.reason]
-    if config.data.name in CATALOGUE:
-        changes |= _training(config, sum(counts), reasons)
+    changes |= _training(_with_changes(config, changes), graph, counts, reasons)
     return Recommendation(options, changes, reasons)
 
 
@@ -126,6 +127,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], method:
     compared = config.model_copy(
         update={
             "method": config.method.model_copy(update={"name": name, "mode": "sync"}),
+            "privacy": config.privacy.model_copy(update={"clip": 1.0}),  # noise scales with it
             "rounds": COMPARED_ROUNDS,
             "train": config.train.model_copy(update=PLAIN_STEPS),
             "data": config.data.model_copy(update={"batch": "full"}),
@@ -206,19 +208,45 @@ def _rank(option: Option) -> tuple[bool, float, int]:
     return False, round(math.log(option.noise) / math.log(1.05)), option.sent
 
 
-def _training(config: RunConfig, records: int, reasons: list[str]) -> dict[str, Any]:
-    epsilon = float(np.min(np.asarray(config.privacy.epsilon)))
-    step = min(STEP_TIMES_ROUNDS * epsilon * (records / 60_000) / RECOMMENDED_ROUNDS, MAX_STEP_SIZE)
-    reasons.append(
-        "Images: public scattering features and a linear model need the fewest rounds. The step "
-        f"{step:.3g} for {RECOMMENDED_ROUNDS} rounds with clip 0.5 comes from our trials on MNIST and "
-        "Fashion-MNIST, scaled with ε and the number of records. Also try half and twice this step, with "
-        "data.validation."
-    )
-    return {
-        "data.features": "scattering",
-        "model.name": "linear",
-        "privacy.clip": 0.5,
-        "rounds": RECOMMENDED_ROUNDS,
-        "train.learning_rate": float(f"{step:.3g}"),
+def _training(
+    config: RunConfig, graph: Topology, counts: tuple[int, ...], reasons: list[str]
+) -> dict[str, Any]:
+    """Return features, model, loss and the settings that follow the job (`job_settings.py`)."""
+    kind = RecordKind.of(RunOutline.of(config, graph))
+    changes: dict[str, Any] = {}
+    if ":" in config.model.name:
+        why = f"The model is your own, {config.model.name}."
+    elif kind.is_text:
+        changes["model.name"] = WORD_COUNTS
+        why = "Texts: a linear model of word counts needs little budget."
+    elif kind.is_image and min(kind.shape[1:]) >= MIN_IMAGE_SIDE:
+        changes |= {"data.features": "scattering", "model.name": "linear"}
+        why = "Images: public scattering features and a linear model need little budget."
+    else:
+        changes["model.name"] = "affine"
+        why = "Tables: a linear model needs little budget."
+    if kind.classes is None:
+        changes["train.loss"] = "mse"
+    if config.train.optimiser == "adam":
+        changes["train.optimiser"] = "sgd"
+    automatic = {"rounds": AUTO, "privacy.clip": AUTO, "train.learning_rate": AUTO}
+    run = resolve(_with_changes(config, changes | automatic), graph, counts).config
+    changes |= {
+        "privacy.clip": run.privacy.clip,
+        "rounds": run.rounds,
+        "train.learning_rate": run.train.learning_rate,
     }
+    reasons.append(
+        f"{why} Rounds, clip and step follow from ε, the number of records and the model (docs/defaults.md). "
+        "Also try half and twice this step, with data.validation."
+    )
+    return changes
+
+
+def _with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """Return the configuration with changes by dotted keys."""
+    sections: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        sections[section][name] = value
+    return with_keys(config.model_copy(update=sections.pop("", {})), **sections)

@@ -24,7 +24,8 @@ from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.joint_loss import share_of_budget
 from topdp.privacy.published.claims import Analysis
-from topdp.runs.config import ConfigError, CycleBatch, PoissonBatch, RunConfig
+from topdp.runs.config import AUTO, ConfigError, CycleBatch, PoissonBatch, RunConfig
+from topdp.runs.job_method import with_job_method
 from topdp.runs.methods import ALONE, METHODS, Method
 from topdp.topology import Topology
 
@@ -63,6 +64,9 @@ class RunOutline:
     @classmethod
     def of(cls, config: RunConfig, graph: Topology | None = None) -> Self:
         """Return the outline of a configuration. `graph`: replaces the graph that `config` names."""
+        if config.method.name == AUTO:
+            graph = named_graph(config) if graph is None else graph
+            config = with_job_method(config, graph.agents)
         method = method_of(config)
         _expect_unit_and_persons(config)
         if graph is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ from topdp.plan import Plan
 from topdp.plan.noise_key import NoiseKey
 from topdp.runs.assembly import Assembly, stacked_engine
 from topdp.runs.config import RunConfig
+from topdp.runs.job_settings import follows_job
 from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
-from topdp.runs.resolve import resolve_outline
 from topdp.runs.run_outline import RunOutline
 from topdp.runs.statistics.preparation import standardises
 from topdp.simulator.engine import Engine
@@ -112,7 +112,7 @@ class Dealer:
         for run in runs:
             key = str((run.config.seed, run.config.topology, _in_common(run)))
             if key in assembled:
-                parts = replace(assembled[key], run=resolve_outline(run, assembled[key].run.counts))
+                parts = assembled[key].of_outline(run)
             else:
                 parts = Assembly.of_records(run, self.shards(run), named_task(run.config), self.device)
                 assembled[key] = parts
@@ -167,7 +167,14 @@ def _in_common(run: RunOutline) -> str:
     held_out = config.data.validation and config.seed
     releases = config.method.gossip if run.method.gossips else 0
     # An attack, sinks and a standardisation apply to one run only.
-    single = supports(run) or config.attack.name != "none" or config.report.sinks or standardises(config)
+    # Each run may follow from its job to other rounds.
+    single = (
+        supports(run)
+        or follows_job(config)
+        or config.attack.name != "none"
+        or config.report.sinks
+        or standardises(config)
+    )
     own_key = str(config) if single else ""
     return str((config.rounds, releases, run.method.pools, held_out, own_key, sections))
 

@@ -23,7 +23,8 @@ from topdp.learning.tasks import MetricChoice, Task
 from topdp.runs import metric_sinks
 from topdp.runs import run as runs
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.config import BUDGET_AND_NOISE, GIVEN, RANDOM_SEED, ConfigError, RunConfig, parse
+from topdp.runs.config import AUTO, BUDGET_AND_NOISE, GIVEN, RANDOM_SEED, ConfigError, RunConfig, parse
+from topdp.runs.job_method import with_job_method
 from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
@@ -54,11 +55,11 @@ def train(
     loss: str | Loss = "cross-entropy",
     metrics: MetricChoice = None,
     features: str | Callable[[torch.Tensor], Any] | None = None,
-    rounds: int = 150,
+    rounds: int | str = AUTO,
     seed: int | None = 0,
     noise_seed: int | None = None,
     # method
-    method: str = "top-dp",
+    method: str = AUTO,
     mode: str = "sync",
     alpha: float = 0.25,
     own_share: float = 1.0,
@@ -75,7 +76,7 @@ def train(
     # privacy
     epsilon: float | Sequence[float] | None = None,
     delta: float | Sequence[float] = 1e-5,
-    clip: float = 4.0,
+    clip: float | str = AUTO,
     clipping: str = "flat",
     guarantee: str = "adaptive",
     answers: Sequence[str] = (),
@@ -94,7 +95,7 @@ def train(
     standardise_norm: float | None = None,
     # training
     weighting: str = "records",
-    learning_rate: float | Sequence[float] = 0.5,
+    learning_rate: float | str | Sequence[float] = AUTO,
     fading: str = "linear",
     fading_factor: float = 0.5,
     fading_period: int | None = None,
@@ -154,6 +155,10 @@ def train(
     noise is new in every run, and nobody knows it, unless a `noise_seed` is given: then anyone can draw it
     again, and ε holds for a simulation only (`result.redrawable_noise`).
 
+    `method`, `rounds`, `clip` and `learning_rate` follow the job by default (docs/defaults.md): from the
+    number of records and agents, the budget, the loss and the model, never from the records themselves.
+    Inputs should be about 1 in size, and numbers to predict in [-1, 1].
+
     All other arguments are keys of the configuration, with its defaults (docs/configuration.md). `method`,
     `robust` and `attack` are `method.name`, `robust.rule` and `attack.name`. `noise_schedule` and `batch`
     take dictionaries, such as `batch={"cycle": 20}`. Numbers may have types of numpy or torch.
@@ -202,7 +207,8 @@ def train(
                 config = config.model_copy(update={"seed": begun.config.seed})
             runs.expect_settings(begun, config)
             config = begun.config
-        if method_of(config).pools:
+        config = with_job_method(config, topology.agents)
+        if method_of(config).pools and topology.agents > 1:
             topology, shards = single(), shards.pooled()
         new = path if begun is None else None
         with runs.prepared_folder(new):

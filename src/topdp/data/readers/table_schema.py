@@ -92,6 +92,11 @@ class TextColumn(BaseModel, frozen=True, extra="forbid", strict=True):
     vocabulary: Annotated[int | tuple[str, ...], BeforeValidator(_vocabulary)] = 4096
     unit: Literal["word", "character"] = "word"
 
+    @property
+    def ids(self) -> int:
+        """The number of token ids."""
+        return self.vocabulary if isinstance(self.vocabulary, int) else len(self.vocabulary) + 2
+
 
 @final
 class Schema(BaseModel, frozen=True, extra="forbid"):
@@ -167,6 +172,20 @@ class Schema(BaseModel, frozen=True, extra="forbid"):
             return (self.text.column,)
         named = (*sorted(self.ranges), *sorted(self.categories))
         return tuple(name for name in named if name not in self.targets)
+
+    @property
+    def input_length(self) -> float | None:
+        """The length of a usual input, or None for text and images.
+
+        Numbers are spread over [-1, 1], and a category is one 1.
+
+        >>> schema = Schema(target="ill", ranges={"age": (0, 100)}, categories={"job": ("clerk", "nurse")})
+        >>> round(schema.input_length, 2)
+        1.15
+        """
+        if not (numbers_and_categories := set(self.inputs) & {*self.ranges, *self.categories}):
+            return None
+        return math.sqrt(sum(1.0 if name in self.categories else 1 / 3 for name in numbers_and_categories))
 
     def tree(self) -> dict[str, Any]:
         """Return the keys that are not empty, as values for TOML and JSON."""

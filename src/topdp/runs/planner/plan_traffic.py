@@ -16,6 +16,7 @@ from topdp.base.array_types import Floats
 from topdp.data.catalogue import CATALOGUE
 from topdp.plan import Plan
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
+from topdp.runs.named_model import WORD_COUNTS
 
 # The approximate number of bytes that precede the numbers of a sent row (`agents/wire/row_payload.py`).
 ROW_HEADER_BYTES = 72
@@ -66,11 +67,10 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
     (79510, '')
     """
     name = config.model.name
-    if name not in ROW_SIZES:
+    if name not in (*ROW_SIZES, WORD_COUNTS):
         if ":" not in name:
-            raise ConfigError(
-                f"model.name: got {name!r}.{did_you_mean(name, [*ROW_SIZES, 'module:factory'])}"
-            )
+            known = [*ROW_SIZES, WORD_COUNTS, "module:factory"]
+            raise ConfigError(f"model.name: got {name!r}.{did_you_mean(name, known)}")
         return None, f"The size of {name} is unknown, because the model is not made before a run."
     if config.data.name not in CATALOGUE:
         return None, "The shape of your own records is unknown before they are read."
@@ -89,7 +89,12 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
     loss = config.train.loss
     if loss == "cross-entropy" and entry.classes is None:
         return None, f"{entry.name} has numbers as targets, not classes. Use train.loss = mse or huber."
-    return ROW_SIZES[name](shape, entry.classes if loss == "cross-entropy" and entry.classes else 1)
+    outputs = entry.classes if loss == "cross-entropy" and entry.classes else 1
+    if name != WORD_COUNTS:
+        return ROW_SIZES[name](shape, outputs)
+    if not entry.tokens:
+        return None, f"The model {WORD_COUNTS} needs texts, got records of shape {shape}."
+    return entry.tokens * outputs, ""
 
 
 def _mlp(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
@@ -106,4 +111,9 @@ def _cnn(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
 
 # For each named model, a function of a record's shape and the number of outputs that returns the number of
 # parameters, or None and the reason why it is unknown.
-ROW_SIZES = {"mlp": _mlp, "linear": lambda shape, outputs: (math.prod(shape) * outputs, ""), "cnn": _cnn}
+ROW_SIZES = {
+    "mlp": _mlp,
+    "linear": lambda shape, outputs: (math.prod(shape) * outputs, ""),
+    "affine": lambda shape, outputs: ((math.prod(shape) + 1) * outputs, ""),
+    "cnn": _cnn,
+}

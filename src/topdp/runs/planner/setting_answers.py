@@ -31,7 +31,7 @@ from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.observers.view_effort import OPERATIONS_PER_MINUTE
 from topdp.privacy.query import Observe, Query, observe
 from topdp.privacy.residual_noise import residual_noise
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.config import ConfigError, RunConfig, is_auto
 from topdp.runs.named_records import record_counts
 from topdp.runs.planner.member_gains import member_gains
 from topdp.runs.planner.observer_cache import ObserverCache
@@ -80,7 +80,7 @@ class PlannerLimits:
             ("topology.agents", config.topology.agents, self.agents),
             ("rounds", config.rounds, self.rounds),
         ):
-            if count > limit:
+            if not is_auto(count) and count > limit:
                 raise ConfigError(f"{key}: expected at most {limit} to plan here, got {count}.")
 
     def check_graph(self, config: RunConfig, graph: Topology) -> None:
@@ -120,8 +120,11 @@ class PlannerQuestion:
         """Return the question about `config`. Raise ConfigError if it cannot be run or exceeds the limits."""
         limits.check(config)
         outline = RunOutline.of(config)
-        limits.check_graph(config, outline.graph)
-        return cls(config, resolve_outline(outline, record_counts(outline)), limits)
+        if not is_auto(config.rounds):
+            limits.check_graph(config, outline.graph)
+        run = resolve_outline(outline, record_counts(outline))
+        limits.check_graph(run.config, run.graph)
+        return cls(config, run, limits)
 
 
 def answer_seconds(kind: AnswerKind, plan: Plan, query: Query) -> float:
