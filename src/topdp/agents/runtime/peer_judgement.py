@@ -5,11 +5,12 @@ ledger, one of the two agents has made a round twice, or lies. An agent ends if 
 signature for a row that its ledger lacks (`agreement/signatures.py`); a neighbour that claims such a row
 without a signature is quarantined, and so is a neighbour that contradicts itself.
 
-After a start, an agent whose ledger is not empty does not know whether the ledger is the newest copy. It
-knows that once every neighbour that may have its rows has reported them in reply to a request of this
-process: a greeting sent earlier may have been made before a row of the previous process arrived. It requests
-no report from neighbours that are quarantined, excluded or finished according to this ledger: nothing new is
-sent to them after that entry, so they have no row that this ledger lacks.
+After a start, an agent does not know whether its ledger is the newest copy, even if the ledger is empty: both
+its folders may have been restored from a backup of the day on which they were made. It knows that once every
+neighbour that may have its rows has reported them in reply to a request of this process: a greeting sent
+earlier may have been made before a row of the previous process arrived. It requests no report from
+neighbours that are quarantined, excluded or finished according to this ledger: nothing new is sent to them
+after that entry, so they have no row that this ledger lacks.
 
 **Guarantees.** If the ledger of an agent is an old copy, the agent's data are used in no round before all
 those neighbours have reported (`agent_loop`); and a neighbour with a newer row in its ledger presents it.
@@ -42,9 +43,12 @@ class PeerBeliefs:
 
     def unheard_peers(self) -> list[str]:
         """Return the neighbours that may have rows of this agent that its ledger lacks."""
-        if not self.peers.may_lack_rows:
-            return []
         return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
+
+    @property
+    def run_has_begun(self) -> bool:
+        """Whether some neighbour reports that it has made a round. A lie costs accuracy, and no privacy."""
+        return any(last >= 0 for _, last in self.passed_rounds.values())
 
     def skips_rounds(self, peer: str, round: int) -> bool:
         """Return whether `peer` reports that its `round` has passed without a row for this agent.
