@@ -158,7 +158,7 @@ class PeerContacts:
         self._send_again(peer, greeting)
         self.beliefs.reported.add(peer)
         if received is not None:
-            self.beliefs.answered.add(peer)
+            self.beliefs.note_answer(peer)
         self.beliefs.passed_rounds[peer] = (greeting.sent, greeting.round)
         self.peers_with_other_terms.discard(peer)
         self.changed.set()

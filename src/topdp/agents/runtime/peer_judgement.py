@@ -12,6 +12,11 @@ earlier may have been made before a row of the previous process arrived. It requ
 neighbours that are quarantined, excluded or finished according to this ledger: nothing new is sent to them
 after that entry, so they have no row that this ledger lacks.
 
+A key that the agent has renewed may be in other hands. Once a process with the new key has heard all those
+neighbours, the ledger holds every row that the agent has signed with the old key, and records that: from then
+on, old keys prove nothing. Before that, a row with an old signature ends no agent either, but its neighbour
+counts as not heard.
+
 **Guarantees.** If the ledger of an agent is an old copy, the agent's data are used in no round before all
 those neighbours have reported (`agent_loop`); and a neighbour with a newer row in its ledger presents it.
 Neighbours that lie, one or several, can end no agent.
@@ -25,6 +30,9 @@ from topdp.agents.ledger import stored_rows
 from topdp.agents.runtime.peer_messages import Greeting
 from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import TrustError
+
+RETIRED_KEY = "retired cards"
+"""The ledger's key for the number of this agent's first cards whose signatures prove nothing any more."""
 
 if TYPE_CHECKING:
     from topdp.agents.runtime.peer_contacts import PeerContacts
@@ -70,8 +78,17 @@ class PeerBeliefs:
         newest = self.ledger.last_received(peer) if received is None else received
         if greeting.seen >= 0 and own_digest != greeting.seen_digest:
             facts = (greeting.seen, greeting.seen_digest, bytes.fromhex(greeting.seen_signature))
-            if self.peers.signatures.verify(self.peers.name, receiver, *facts):
+            signatures, row = self.peers.signatures, (self.peers.name, receiver, *facts)
+            if signatures.verify(*row, signatures.retired_cards):
                 self.peers.fail(self._old_copy(peer, greeting.seen))
+                return False
+            if signatures.verify(*row, int(self.ledger.meta.get(RETIRED_KEY, "0"))):
+                words = (
+                    f"has a row of round {greeting.seen} with a signature of this agent's earlier key, and "
+                    "does not count as heard. If the state folder is an old copy, restore the newest; if "
+                    f"that key was stolen, let the others sign an amendment without {peer}"
+                )
+                self.peers.refusals.report(peer, "retired_key", words)
                 return False
             code = ReplyCode.NOT_A_GREETING
             words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
@@ -89,6 +106,13 @@ class PeerBeliefs:
         if self.ledger.quarantined(peer) is None:
             self.peers.distrust(peer, code, words)
         return True
+
+    def note_answer(self, peer: str) -> None:
+        """Record that `peer` has answered a request of this process for its report."""
+        self.answered.add(peer)
+        retired = str(self.peers.signatures.retired_cards)
+        if not self.unheard_peers() and self.ledger.meta.get(RETIRED_KEY, "0") != retired:
+            self.ledger.database.remember(RETIRED_KEY, retired)
 
     def _old_copy(self, peer: str, round: int) -> TrustError:
         return TrustError(
