@@ -208,14 +208,16 @@ class Agent:
         seeded, rehearsal = (
             start_choices.ever_chosen(self.ledger, key) for key in start_choices.TEST_OPTIONS
         )
+        skipped = self.ledger.round + 1 - rounds
+        has_skipped_most = finished and skipped > rounds
         result = {
             "agent": self.name,
             "federation": self.context.manifest.hash,
             "releases": self.ledger.round + 1,
             "made": rounds,
             "without_data": kinds["noise"],
-            "skipped": self.ledger.round + 1 - rounds,
-            "finished": finished,
+            "skipped": skipped,
+            "finished": finished and not has_skipped_most,
             "seeded": seeded,
             "rehearsal": rehearsal,
             "budget": self.context.epsilon,
@@ -230,7 +232,8 @@ class Agent:
         }
         if seeded:
             result["warning"] = "Seeded noise: for tests only. Anyone who knows the seed can subtract it."
-        return AgentOutcome(ExitCode.BUDGET if self.loop.out_of_budget else ExitCode.DONE, finished, result)
+        code = ExitCode.BUDGET if self.loop.out_of_budget else ExitCode.DONE
+        return AgentOutcome(ExitCode.TRUST if has_skipped_most else code, finished, result)
 
     def _spent(self) -> dict[str, Any]:
         ledger, privacy = self.ledger, self.context.manifest.config.privacy

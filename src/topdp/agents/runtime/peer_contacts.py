@@ -84,7 +84,13 @@ class PeerContacts:
     async def request(self, peer: str, message: Message) -> Reply:
         """Send a message to `peer` and wait for the reply. Raises Unreachable."""
         self.sent[peer] += len(message.body)
-        reply = await self.transport.request(peer, message)
+        loop, answered = asyncio.get_running_loop(), None
+        begin = loop.time()
+        try:
+            reply = await self.transport.request(peer, message)
+            answered = loop.time()
+        finally:
+            self.beliefs.note_contact(peer, begin, answered)
         self.received[peer] += len(reply.body)
         return reply
 
@@ -158,7 +164,7 @@ class PeerContacts:
         self._send_again(peer, greeting)
         self.beliefs.reported.add(peer)
         if received is not None:
-            self.beliefs.note_answer(peer)
+            self.beliefs.note_answer(peer, greeting.round)
         self.beliefs.passed_rounds[peer] = (greeting.sent, greeting.round)
         self.peers_with_other_terms.discard(peer)
         self.changed.set()

@@ -48,6 +48,8 @@ class PeerBeliefs:
         self.newest_shown = dict.fromkeys(self.neighbours, -1)  # highest round of a row from each neighbour
         # Neighbour -> (round of its last row for this agent, its last round).
         self.passed_rounds: dict[str, tuple[int, int]] = {}
+        self._contact_rounds: dict[str, int] = {}  # neighbour in contact -> its round when the contact began
+        self._contact_times: dict[str, float] = {}  # neighbour -> when its last answered request was sent
 
     def unheard_peers(self) -> list[str]:
         """Return the neighbours that may have rows of this agent that its ledger lacks."""
@@ -57,6 +59,24 @@ class PeerBeliefs:
     def run_has_begun(self) -> bool:
         """Whether some neighbour reports that it has made a round. A lie costs accuracy, and no privacy."""
         return any(last >= 0 for _, last in self.passed_rounds.values())
+
+    def note_contact(self, peer: str, sent: float, answered: float | None) -> None:
+        """Record when this agent sent a request to `peer`, and when the reply arrived; None: none has."""
+        timeout = self.peers.signatures.directory.manifest.rules.idle_timeout
+        last = self._contact_times.get(peer, sent)
+        if answered is None or answered - last > timeout / 2:
+            self._contact_rounds.pop(peer, None)
+        self._contact_times[peer] = sent
+
+    def may_have_reached(self, peer: str, round: int) -> bool:
+        """Return whether `peer` may have made `round`.
+
+        Neighbours that hear each other do not go on without each other. So while `peer` has answered this
+        agent's requests without a pause of half the idle timeout, it is at most a few rounds ahead. After a
+        pause, any round is possible.
+        """
+        start = self._contact_rounds.get(peer)
+        return start is None or round <= max(start, self.ledger.round) + self.peers.inbox.window
 
     def skips_rounds(self, peer: str, round: int) -> bool:
         """Return whether `peer` reports that its `round` has passed without a row for this agent.
@@ -107,9 +127,10 @@ class PeerBeliefs:
             self.peers.distrust(peer, code, words)
         return True
 
-    def note_answer(self, peer: str) -> None:
-        """Record that `peer` has answered a request of this process for its report."""
+    def note_answer(self, peer: str, round: int) -> None:
+        """Record that `peer`, which is at `round`, has answered a request of this process for its report."""
         self.answered.add(peer)
+        self._contact_rounds.setdefault(peer, round)
         retired = str(self.peers.signatures.retired_cards)
         if not self.unheard_peers() and self.ledger.meta.get(RETIRED_KEY, "0") != retired:
             self.ledger.database.remember(RETIRED_KEY, retired)
