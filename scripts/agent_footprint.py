@@ -93,6 +93,7 @@ def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", AGENT_PROGRAM, str(folder / f"{name}.modules"), "agent", "start"]
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / f"{name}.npz"), "--state", str(folder / f"{name}-state")]
+    command += ["--site", str(folder / f"{name}-site")]
     with (folder / f"{name}.log").open("wb") as file:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
 

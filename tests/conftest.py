@@ -1,8 +1,11 @@
 """Fixtures and settings of all tests."""
 
+import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +20,10 @@ settings.load_profile("topdp")
 
 # A console keeps the width that it had when it was created; tests set other widths.
 os.environ.pop("COLUMNS", None)
+
+# Where agents of tests keep their site budgets.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="topdp-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, which torch may do itself

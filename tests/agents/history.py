@@ -431,14 +431,12 @@ def faults(run: Run) -> list[str]:
             found.append(
                 f"{sender} sent {len(digests)} bodies for round {round} to {receiver}, charged {len(charged)}"
             )
-    starts = getattr(run, "starts", None)  # not every caller counts them
     rules = run.federation.setup.manifest.rules
     for name, (entries, applied, _, stopped, found_on_the_way) in books.items():
         for entry in entries:
             late = stopped is not None and entry.round >= int(stopped)
-            again = starts is None or starts[names.index(name)] > 1
             # Some neighbour was not heard after a start; under the rule `wait` the agent waits for it.
-            doubted = entry.kind == "noise" and again and (rules.tolerates_silence or found_on_the_way)
+            doubted = entry.kind == "noise" and (rules.tolerates_silence or found_on_the_way)
             if (entry.kind == "release") == late and entry.kind not in ("skip", "late") and not doubted:
                 found.append(
                     f"{name} charged a {entry.kind} in round {entry.round}, its budget ended at {stopped}"

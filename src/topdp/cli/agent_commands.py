@@ -127,6 +127,11 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
         lines.append(
             f"The budget ended before the plan: no records entered a round from {result['stopped_at']} on."
         )
+    if outcome.finished and not result["finished"]:
+        lines.append(
+            f"Most rounds were skipped ({result['skipped']}), because neighbours stated later ones. The "
+            "estimate is no result of the plan: ask the neighbours which rounds they made."
+        )
     if not outcome.finished:
         lines.append("The agent was stopped on request before the end. The same command continues the run.")
     print_result(as_json, {**result, "code": outcome.code}, *lines)

@@ -26,7 +26,7 @@ Site = Annotated[
         "--site",
         metavar="DIR",
         envvar="TOPDP_SITE",
-        help="The folder of the site budget; by default inside the identity folder.",
+        help="The folder of the site budget; by default one per identity in ~/.local/state/topdp.",
     ),
 ]
 

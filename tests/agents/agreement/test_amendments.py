@@ -126,6 +126,34 @@ def test_agents_wait_for_an_absent_member_unless_the_amendment_removes_it(tmp_pa
             on_virtual_time(lived, 60.0)
 
 
+@pytest.mark.parametrize("kind", [federation, sharing])
+@pytest.mark.parametrize("acknowledges", [True, False])
+def test_agents_do_not_wait_for_a_removed_member_that_stays_online(tmp_path, kind, acknowledges):
+    """It knows nothing of the amendment, and waits for rows of rounds that nobody makes."""
+    made = kind(tmp_path, rounds=20)
+
+    async def lived():
+        wire = Wire()
+        deaf = lambda sender, to, sent: to == "fay" and sent.kind is MessageKind.ROW and sent.round >= LAST  # noqa: E731
+        wire.lose = None if acknowledges else lambda *sent: "reply" if deaf(*sent) else None
+        agents = [made.agent(number, wire.transport(name)) for number, name in enumerate(made.names)]
+        for agent in agents[:-1]:
+            agent.ledger.end_with(LAST, ["fay"])
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        await asyncio.wait(tasks[:-1], timeout=60)
+        assert not tasks[-1].done()
+        agents[-1].stop()
+        done = [task.done() for task in tasks[:-1]]
+        for agent in agents:
+            agent.stop()
+        await asyncio.gather(*tasks)
+        return done
+
+    assert on_virtual_time(lived()) == [True] * 5
+    for number in range(5):
+        assert json.loads((made.state(number) / "result.json").read_text())["releases"] == LAST + 1
+
+
 def facts(made, number):
     return {"federation": made.setup.manifest.hash, "agent": made.names[number], "guarantee": "worst-case"}
 

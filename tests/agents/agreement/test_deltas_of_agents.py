@@ -108,7 +108,9 @@ def test_the_site_budget_adds_up_the_agents_own_delta(tmp_path):
         with closing(agent.ledger):
             records = (np.full((3, 2), float(i)), np.zeros(3))
             site = tmp_path / f"site{i}"
-            reserve_site_budget(agent, site, tmp_path, records, "records").budget.close()
+            reservation = reserve_site_budget(agent, site, tmp_path, records, "records")
+            agent.ledger.before_charge(0.1)  # the first charge reserves
+            reservation.budget.close()
         with closing(SiteBudget(site)) as budget:
             assert [run["delta"] for run in budget.runs()] == [delta]
 

@@ -50,7 +50,8 @@ def _of_one(injector, number, name, ledger):
     if outcome is not None:
         if ledger.round + 1 < injector.job.made.setup.plan.releases:
             yield f"{name} says it has finished, and has done {ledger.round + 1} releases"
-        if (outcome.code == 3) != (ledger.stopped_at is not None) or outcome.code not in (0, 3):
+        skipped_most = outcome.result["skipped"] > outcome.result["made"]
+        if outcome.code != 4 if skipped_most else outcome.code != (0 if ledger.stopped_at is None else 3):
             yield f"{name} ended with {int(outcome.code)}, its budget stopped it at {ledger.stopped_at}"
     if not injector.lost:
         quarantined = ledger.database.rows("SELECT name, quarantined FROM peers WHERE quarantined NOT NULL")

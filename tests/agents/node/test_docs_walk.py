@@ -93,7 +93,7 @@ def until(condition, seconds=90.0):
 
 
 def test_the_commands_of_the_page_work_in_order(sites, topdp, monkeypatch):
-    """Ada starts alone, is inspected, paused and stopped; then all three start, and finish."""
+    """Ada starts with the others, is inspected, paused and stopped; then all three start, and finish."""
     root, running = sites
     here = addresses(["ada.example.org:7400", "bob.example.org:7400"])
     start = done = None
@@ -107,7 +107,7 @@ def test_the_commands_of_the_page_work_in_order(sites, topdp, monkeypatch):
         if what == "agent start":
             if start is None:
                 start = words
-                running["ada"] = started(root / "ada", words)
+                running |= {name: started(root / name, words) for name in SITES}
                 until(lambda: (s := ProcessStatus.read(root / "ada" / "state")) is not None and s.round >= 0)
             continue
         done = topdp(*words)
@@ -119,6 +119,9 @@ def test_the_commands_of_the_page_work_in_order(sites, topdp, monkeypatch):
                 shutil.copy(root / "manifest.toml", root / name)
         if what == "agent stop":
             assert running.pop("ada").wait(30) == 0
+    for name in ("bob", "cleo"):
+        assert topdp("agent", "stop", "--state", root / name / "state").code == 0
+        assert running.pop(name).wait(30) == 0
     assert ProcessStatus.read(root / "ada" / "state").state == "ended"
     assert any((root / "ada").glob("*.pt")) or any((root / "ada").glob("*.safetensors"))
     watched = ["--evaluate", "10", "--report", "0.2", "--json-log"]

@@ -23,6 +23,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.wire.transport import MessageKind, Reply, ReplyCode
 from topdp.base.files import write_atomically
+from topdp.errors import TrustError
 from topdp.runs import config
 
 
@@ -299,6 +300,17 @@ class Answers:
         return Reply(self.code)
 
 
+class Agrees(Answers):
+    """A transport whose only neighbour has the same terms, and ends the agent when its first row arrives."""
+
+    async def request(self, peer, message):
+        if message.kind is MessageKind.HELLO:
+            nothing = {"seen": -1, "seen_digest": "", "seen_signature": "", "sent": -1, "sent_digest": ""}
+            greeting = {**json.loads(message.body), **nothing}
+            return Reply(ReplyCode.OK, body=json.dumps(greeting).encode())
+        raise TrustError("the row has arrived")
+
+
 def test_an_agent_whose_neighbours_all_have_other_terms_exits_with_4(site, monkeypatch):
     """Ends only if all neighbours say so. Old copies of a ledger: `test_trust` and `test_marks`."""
     answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent starts
@@ -377,10 +389,15 @@ def test_a_run_above_the_site_budget_exits_with_3_before_it_sends_anything(site,
     place = ("--site", "book")
     show = ("agent", "budget", "show", *place, "--json")
     assert site.topdp("agent", "budget", "set", *place, "--epsilon", "1.5").code == 0
-    monkeypatch.setattr(
-        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
-    )
-    for _ in range(2):  # ended after its reservation, and started again: one reservation
+    grpc = "topdp.agents.wire.grpc_transport.GrpcTransport"
+    monkeypatch.setattr(grpc, lambda *_, **__: Answers(ReplyCode.OTHER_TERMS))
+    assert site.start(*place).code == 4  # a wrong manifest: nothing is charged, and nothing reserved
+    assert json.loads(site.topdp(*show).out)["runs"] == []
+    closed = site.topdp("agent", "budget", "close", *place, "--state", "state", "--json")
+    assert json.loads(closed.out) == {"epsilon": 0.0}
+    shutil.rmtree("state")
+    monkeypatch.setattr(grpc, lambda *_, **__: Agrees(ReplyCode.OK))
+    for _ in range(2):  # ended after its first charge, and started again: one reservation
         assert site.start(*place).code == 4
         (run,) = json.loads(site.topdp(*show).out)["runs"]
         assert (run["epsilon"], run["final"], run["records"], run["agent"]) == (1.0, False, 240, "ada")
@@ -391,18 +408,65 @@ def test_a_run_above_the_site_budget_exits_with_3_before_it_sends_anything(site,
         assert done.code == 3 and "within the site's 1.5, got 2: 1 earlier runs" in one_line(done)
     assert site.start(*place, "--state", "other", "--epsilon", "0.5").code == 4
     closed = site.topdp("agent", "budget", "close", *place, "--state", "other", "--json")
-    assert json.loads(closed.out) == {"epsilon": 0.0}
+    spent = json.loads(closed.out)["epsilon"]
     found = json.loads(site.topdp(*show).out)
-    assert found["limit"] == {"epsilon": 1.5, "delta": None} and found["epsilon"] == {"add-remove": 1.0}
+    assert 0 < spent < 0.5 and found["limit"] == {"epsilon": 1.5, "delta": None}
+    assert found["epsilon"] == {"add-remove": pytest.approx(1.0 + spent)}
     assert "reserved" in site.topdp(*show[:-1]).out
     done = site.topdp("agent", "budget", "set", *place)
     assert done.code == 2 and "or --none" in one_line(done)
     assert site.topdp("agent", "budget", "set", *place, "--none").code == 0 and site.start(*place).code == 4
 
 
+def test_the_site_budget_is_not_restored_with_the_identity_folder(site, monkeypatch, tmp_path):
+    """Both folders are put back to the day of `init`: what was spent is still known, in another folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    grpc = "topdp.agents.wire.grpc_transport.GrpcTransport"
+    monkeypatch.setattr(grpc, lambda *_, **__: Agrees(ReplyCode.OK))
+    identity_folder = ("--identity", site.folder / "ada")
+    assert site.topdp("agent", "budget", "set", *identity_folder, "--epsilon", "1.5").code == 0
+    shutil.copytree(site.folder / "ada", "backup")
+    assert site.start().code == 4
+    shutil.rmtree("state")
+    shutil.rmtree(site.folder / "ada")
+    shutil.move("backup", site.folder / "ada")
+    done = site.start()
+    assert done.code == 3 and "within the site's 1.5, got 2: 1 earlier runs" in one_line(done)
+
+
+def test_a_site_budget_of_an_earlier_version_is_taken_along_once(site, monkeypatch, tmp_path):
+    former = site.folder / "ada" / "site"
+    show = ("agent", "budget", "show", "--identity", site.folder / "ada", "--json")
+    assert site.topdp("agent", "budget", "set", "--site", former, "--epsilon", "0.5").code == 0
+    for home in ("home", "home"):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / home))
+        assert json.loads(site.topdp(*show).out)["limit"]["epsilon"] == 0.5
+        assert site.start().code == 3
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))  # another machine
+    done = site.start()
+    assert done.code == 2 and "Name its folder with --site" in one_line(done)
+    assert (
+        site.start("--site", tmp_path / "home" / "topdp" / next((tmp_path / "home/topdp").iterdir())).code
+        == 3
+    )
+
+
+def test_where_no_other_folder_can_be_written_the_site_budget_is_in_the_identity_folder(
+    site, monkeypatch, tmp_path
+):
+    (tmp_path / "home").write_text("a file")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Agrees(ReplyCode.OK)
+    )
+    done = site.start()
+    assert done.code == 4 and "Name another one with --site" in " ".join(done.err.split())
+    assert (site.folder / "ada" / "site" / "site.sqlite").exists()
+
+
 def test_a_seeded_run_makes_the_site_budget_infinite(site, monkeypatch):
     monkeypatch.setattr(
-        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
+        "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Agrees(ReplyCode.OK)
     )
     assert site.start("--seeded", command="rehearse").code == 4
     shown = site.topdp("agent", "budget", "show", "--identity", site.folder / "ada", "--json")

@@ -74,6 +74,7 @@ def test_a_neighbour_that_requests_rows_without_end_gets_them_a_few_times(tmp_pa
 
         wire.handlers["bob"] = bob
         agent = made.agent(0, wire.transport("ada"))
+        agent.peers.beliefs.answered.update(agent.peers.neighbours)
         task = asyncio.create_task(agent.run())
         for _ in range(200):
             await asyncio.sleep(0.5)
@@ -94,7 +95,7 @@ def test_an_unrequested_greeting_does_not_show_what_the_neighbour_has(tmp_path):
         await asyncio.sleep(1)
         await ended(agent, task)
         wire = Wire()
-        agent, task = await alone(made, 0, wire)
+        agent, task = await alone(made, 0, wire, answered=False)
         doubts = [agent.peers.beliefs.unheard_peers()]
         await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
         doubts.append(agent.peers.beliefs.unheard_peers())

@@ -597,15 +597,18 @@ def test_agents_with_another_manifest_are_refused_and_both_say_so(caplog):
         addresses = {"ant": free_address(), "bee": free_address()}
         ours, theirs = (Federation(addresses=addresses, in_flight=k, idle_timeout=2.0) for k in (4, 5))
         # The dialling agent starts last, so that the error states the peer's reason.
-        async with theirs.started("bee"), ours.started("ant") as (ant,):
+        async with theirs.started("bee") as (bee,), ours.started("ant") as (ant,):
+            bee.on_other_manifest = ant.on_other_manifest = informed.append
             with pytest.raises(Unreachable, match="manifest"):
                 await ant.request("bee", ROW)
 
+    informed = []
     run(body())
+    assert {"ant", "bee"} <= set(informed), "the agents at both ends learn it"
     events = {
         (record.agent, record.peer, record.event) for record in caplog.records if hasattr(record, "peer")
     }
-    assert {("bee", "ant", "manifest"), ("ant", "bee", "refused")} <= events
+    assert {("bee", "ant", "manifest"), ("ant", "bee", "manifest")} <= events
     assert not any(event == "linked" for _, _, event in events)
 
 

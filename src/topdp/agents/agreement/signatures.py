@@ -43,11 +43,20 @@ class RowSignatures:
         """Return this agent's signature of a row for `receiver` with this digest."""
         return self.identity.sign(self._signed_bytes(self.identity.card.name, receiver, round, digest))
 
-    def verify(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
-        """Return whether `sender` signed that row with the key of any of its cards."""
+    @property
+    def retired_cards(self) -> int:
+        """The number of this agent's cards whose key it uses no more; 0 if the directory lacks its card."""
+        own = self.identity.card
+        fingerprints = [card.fingerprint for card in self.directory.cards(own.name)]
+        return fingerprints.index(own.fingerprint) if own.fingerprint in fingerprints else 0
+
+    def verify(
+        self, sender: str, receiver: str, round: int, digest: str, signature: bytes, first_card: int = 0
+    ) -> bool:
+        """Return whether `sender` signed that row with the key of any of its cards from `first_card` on."""
         signed = self._signed_bytes(sender, receiver, round, digest)
         return 0 < len(signature) <= MAX_SIGNATURE_BYTES and any(
-            card.verifies(signature, signed) for card in self.directory.cards(sender)
+            card.verifies(signature, signed) for card in self.directory.cards(sender)[first_card:]
         )
 
     def _signed_bytes(self, sender: str, receiver: str, round: int, digest: str) -> bytes:

@@ -149,6 +149,7 @@ def run_processes(
         command = ["agent", "rehearse" if seeded or has_canaries else "start", "--json", "--json-log"]
         command += ["--manifest", str(folder / MANIFEST_FILE), "--identity", str(agent_folder / "identity")]
         command += ["--data", str(agent_folder / "records.npz"), "--state", str(agent_folder / "state")]
+        command += ["--site", str(agent_folder / "site")]  # a demonstration leaves nothing elsewhere
         command += ["--canaries", str(folder / CANARIES_FILE)] if has_canaries else []
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
         return child_processes.start(command, agent_folder / "log.jsonl")

@@ -22,7 +22,7 @@ import math
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -43,6 +43,10 @@ UNUSABLE_MESSAGES = ("locked", "readonly", "full", "unable to open", "Permission
 
 
 RunCost = tuple[str, float, float]  # adjacency, ε, δ
+
+
+class _NotKept(Exception):  # noqa: N818 - not a fault
+    """Ends a transaction whose changes are not kept."""
 
 
 @dataclass(frozen=True)
@@ -150,16 +154,7 @@ class SiteBudget:
                 (request.ledger_id, data.name),
             ).fetchone()
             if run is None:
-                data_set = (data.name, data.source, len(data.records))
-                if db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?)", data_set).rowcount:
-                    members = ((record, data.name) for record in data.records)
-                    db.executemany("INSERT INTO members VALUES (?, ?)", members)
-                row = {**asdict(request), "name": data.name, "begun": _now(), "charges": charges}
-                row |= {"books": row.pop("ledger_id"), "epsilon": finite_or_none(request.epsilon)}
-                del row["spent"]
-                placeholders = ", ".join("?" * len(row))
-                db.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({placeholders})", [*row.values()])
-                self._expect_within_limit(request, data)
+                self._insert(db, request, data, charges)
                 return request.epsilon
             number, recorded_charges, epsilon, final = run
             if charges < recorded_charges:
@@ -172,6 +167,30 @@ class SiteBudget:
             query = "UPDATE runs SET epsilon = ?, charges = ? WHERE number = ?"
             db.execute(query, (finite_or_none(reserved), charges, number))
             return reserved
+
+    def expect_room(self, request: BudgetRequest, data: DataFingerprint) -> None:
+        """Raise BudgetError if the run cannot be reserved now. Record nothing."""
+        known = "SELECT 1 FROM runs WHERE books = ? AND name = ?"
+        with suppress(_NotKept), self._writing() as db:
+            self._expect_unit(db, data.unit)
+            if not db.execute(known, (request.ledger_id, data.name)).fetchone():
+                self._insert(db, request, data, 0)
+            raise _NotKept
+
+    def _insert(
+        self, db: sqlite3.Connection, request: BudgetRequest, data: DataFingerprint, charges: int
+    ) -> None:
+        """Insert a run. Raise BudgetError if it exceeds the site's limit."""
+        data_set = (data.name, data.source, len(data.records))
+        if db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?)", data_set).rowcount:
+            members = ((record, data.name) for record in data.records)
+            db.executemany("INSERT INTO members VALUES (?, ?)", members)
+        row = {**asdict(request), "name": data.name, "begun": _now(), "charges": charges}
+        row |= {"books": row.pop("ledger_id"), "epsilon": finite_or_none(request.epsilon)}
+        del row["spent"]
+        placeholders = ", ".join("?" * len(row))
+        db.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({placeholders})", [*row.values()])
+        self._expect_within_limit(request, data)
 
     @property
     def unit(self) -> str:
@@ -299,6 +318,15 @@ class SiteBudget:
         with self._writing() as db:
             query = "INSERT INTO limits (time, epsilon, delta) VALUES (?, ?, ?)"
             db.execute(query, (_now(), limit.epsilon, limit.delta))
+
+
+def copy_site_budget(source: Path, target: Path) -> None:
+    """Copy the site budget in the folder `source` to the folder `target`, which has none."""
+    copy = target / f"{SITE_BUDGET_FILE}.copy"
+    copy.unlink(missing_ok=True)
+    with closing(connect(source / SITE_BUDGET_FILE, False)) as old, closing(connect(copy, True)) as new:
+        old.backup(new)
+    copy.replace(target / SITE_BUDGET_FILE)
 
 
 def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:

@@ -128,7 +128,7 @@ class Agent:
 
             self.shared_draws = SharedDraws(context, self.ledger, private, directory)
         self.mark = RollbackMark(private.folder, manifest.hash)
-        may_lack_rows = self._resume_from_mark()
+        self._resume_from_mark()
         neighbours = manifest.neighbours(self.name)
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         plan = "live pairing" if self.live_pairing else part.plan.digest()
@@ -143,7 +143,6 @@ class Agent:
             hooks=hooks,
             notices=self.shared_draws.notices if self.shared_draws else None,
             card_updates=CardUpdates(self.name, self.ledger, directory, private.folder),
-            may_lack_rows=may_lack_rows,
         )
         if self.shared_draws is not None:
             self.shared_draws.attach(self.peers)
@@ -159,19 +158,14 @@ class Agent:
         row = self.context.part.read_rows[round].get(number, number)
         self.context.decode(body, self.context.limits.accepted_norm(round, row))
 
-    def _resume_from_mark(self) -> bool:
-        """Return whether neighbours may have rows that this ledger lacks. Raise TrustError for an old
-        copy.
-        """
+    def _resume_from_mark(self) -> None:
+        """Compare the ledger with the rollback mark. Raise TrustError for an old copy."""
         ledger = self.ledger
         if start_choices.LEDGER_ID_KEY not in ledger.meta:
             ledger.database.remember(start_choices.LEDGER_ID_KEY, secrets.token_hex(16))
-        had_other_ledger = self.mark.resume(
-            ledger.meta[start_choices.LEDGER_ID_KEY], ledger.round, ledger.has_entry
-        )
+        self.mark.resume(ledger.meta[start_choices.LEDGER_ID_KEY], ledger.round, ledger.has_entry)
         if ledger.round >= 0:
             self._mark(ledger.round)  # after a kill between entry and mark, none of its rows was sent
-        return had_other_ledger or ledger.round >= 0
 
     def _mark(self, round: int) -> None:
         self.mark.note(self.ledger.meta[start_choices.LEDGER_ID_KEY], round, self.ledger.head)
@@ -214,14 +208,16 @@ class Agent:
         seeded, rehearsal = (
             start_choices.ever_chosen(self.ledger, key) for key in start_choices.TEST_OPTIONS
         )
+        skipped = self.ledger.round + 1 - rounds
+        has_skipped_most = finished and skipped > rounds
         result = {
             "agent": self.name,
             "federation": self.context.manifest.hash,
             "releases": self.ledger.round + 1,
             "made": rounds,
             "without_data": kinds["noise"],
-            "skipped": self.ledger.round + 1 - rounds,
-            "finished": finished,
+            "skipped": skipped,
+            "finished": finished and not has_skipped_most,
             "seeded": seeded,
             "rehearsal": rehearsal,
             "budget": self.context.epsilon,
@@ -236,7 +232,8 @@ class Agent:
         }
         if seeded:
             result["warning"] = "Seeded noise: for tests only. Anyone who knows the seed can subtract it."
-        return AgentOutcome(ExitCode.BUDGET if self.loop.out_of_budget else ExitCode.DONE, finished, result)
+        code = ExitCode.BUDGET if self.loop.out_of_budget else ExitCode.DONE
+        return AgentOutcome(ExitCode.TRUST if has_skipped_most else code, finished, result)
 
     def _spent(self) -> dict[str, Any]:
         ledger, privacy = self.ledger, self.context.manifest.config.privacy

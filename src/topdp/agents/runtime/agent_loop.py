@@ -8,8 +8,9 @@ Time only decides how long to wait: waits are counted in ticks of this process, 
 clock that jumps costs one tick. If the budget of an agent allows no further release, the agent continues with
 noise, but its data enter no further round: the others keep the noise that they rely on, and the agent spends
 nothing more. After a start, no data enter a round until every neighbour that may have newer rows of this
-agent has reported which rows it has. Under the rule to wait, the agent waits for that; under the rule to go
-on, its rows carry only noise until then.
+agent has reported which rows it has, and so has the same terms. The agent waits for that before its first
+charge and under the rule to wait; under the rule to go on, once others have begun, its rows carry only noise
+until then.
 """
 
 from __future__ import annotations
@@ -146,28 +147,47 @@ class AgentLoop(ABC):
     async def _wait_for_reports(self, for_ever: bool) -> bool:
         """Wait once after a start until the neighbours have reported which rows of this agent they have.
 
-        Return False if asked to stop. Unless `for_ever`, wait at most for the idle timeout; the agent then
-        continues without data until they have reported.
+        Return False if asked to stop. Unless `for_ever`, or the run has not begun, wait at most for the idle
+        timeout; the agent then continues without data until they have reported. So it does without waiting
+        for agents that leave.
         """
         ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
-        while not self._has_waited_for_reports and (unheard := self.peers.beliefs.unheard_peers()):
+        while not self._has_waited_for_reports and (unheard := self._needed_reports()):
             self._raise_faults()
+            self.waits.set_peers(unheard)
             if self.stopping.is_set():
                 return False
+            begins = self.ledger.round < 0 and not self.peers.beliefs.run_has_begun
+            if waited >= TICKS_PER_TIMEOUT and not (for_ever or begins):
+                break
             if await ticks.wait(self.peers):
                 waited += 1
                 if waited % (4 * TICKS_PER_TIMEOUT) == TICKS_PER_TIMEOUT:
-                    goes_on = "goes on with noise and without data until it is"
-                    words = (
-                        f"{', '.join(unheard)}: not heard since the start of this agent, whose ledger might "
-                        f"be an old copy: {'waits for it' if for_ever else goes_on}"
-                    )
-                    self.peers.refusals.note("unheard_peers", words)
-            if waited >= TICKS_PER_TIMEOUT and not for_ever:
-                break
+                    self._explain_wait(unheard, for_ever, begins)
+        self.waits.set_peers(())
         self._has_waited_for_reports = True
         self._raise_faults()
         return True
+
+    def _needed_reports(self) -> list[str]:
+        return [peer for peer in self.peers.beliefs.unheard_peers() if peer not in self.ledger.leaving]
+
+    def _explain_wait(self, unheard: list[str], for_ever: bool, begins: bool) -> None:
+        """Log for which reports the agent waits, and what helps."""
+        if begins:
+            found = self.peers.peers_with_other_terms.intersection(unheard)
+            others = f"; {', '.join(sorted(found))} has other terms: compare the hashes of the manifests"
+            words = (
+                "not heard yet, and nothing is spent before all neighbours are. Who never comes can be left "
+                f"out of a new manifest{others if found else ''}"
+            )
+        else:
+            goes_on = "goes on with noise and without data until it is"
+            words = (
+                "not heard since the start of this agent, whose ledger might be an old copy: "
+                f"{'waits for it' if for_ever else goes_on}"
+            )
+        self.peers.refusals.note("unheard_peers", f"{', '.join(unheard)}: {words}")
 
     def _release(
         self,

@@ -4,8 +4,8 @@
 the ledger.
 
 **Guarantees.** No message of a peer ends the agent, except proof that its ledger is an old copy, or greetings
-that show that all neighbours have other terms (manifest, plan, start). Before a run with shared draws begins,
-contradictory keys also end it, because it would be unknown with which agents draws are shared.
+or handshakes that show that all neighbours have other terms (manifest, plan, start). Before a run with shared
+draws begins, contradictory keys also end it, because it would be unknown with which agents draws are shared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class PeerContacts:
     hooks: AgentHooks
     card_updates: CardUpdates
     notices: NoticeExchange | None = None  # None if no draws are shared
-    may_lack_rows: bool = False  # the ledger may be an old copy: see `peer_judgement`
 
     def __post_init__(self) -> None:
         self.name = self.signatures.identity.card.name
@@ -74,18 +73,24 @@ class PeerContacts:
         self.heard_at = dict.fromkeys(self.neighbours, time())  # shown to people; no decision depends on it
         self.refused_by: set[str] = set()  # neighbours that accept nothing more from this agent
         self.peers_with_other_terms: set[str] = set()  # neighbours that have other terms
-        self._ticks_with_other_terms = 0  # since the first of them, if no neighbour has the same terms
         self.excluded_by: set[str] = set()  # neighbours that count this agent as departed
         self.fault: BaseException | None = None  # the error that ends this agent
         self.tasks: list[asyncio.Task[None]] = []
         self._resent: dict[str, tuple[int, int]] = {}  # peer -> (own round, number of rows sent again in it)
         self.to_greet: set[str] = set()  # neighbours to which another greeting must be sent
         self.to_send = {peer: asyncio.Event() for peer in self.neighbours}
+        self.transport.on_other_manifest = self.handle_other_manifest
 
     async def request(self, peer: str, message: Message) -> Reply:
         """Send a message to `peer` and wait for the reply. Raises Unreachable."""
         self.sent[peer] += len(message.body)
-        reply = await self.transport.request(peer, message)
+        loop, answered = asyncio.get_running_loop(), None
+        begin = loop.time()
+        try:
+            reply = await self.transport.request(peer, message)
+            answered = loop.time()
+        finally:
+            self.beliefs.note_contact(peer, begin, answered)
         self.received[peer] += len(reply.body)
         return reply
 
@@ -109,10 +114,6 @@ class PeerContacts:
         for peer in self.neighbours:
             self.silent_ticks[peer] += 1
             self.greet_again(peer)
-        if self.peers_with_other_terms and not self.beliefs.reported:
-            self._ticks_with_other_terms += 1
-            if self._ticks_with_other_terms >= TICKS_PER_TIMEOUT:
-                self._fail_by_terms()
 
     def greeting(self, peer: str) -> Greeting:
         """Return what this agent reports to `peer`."""
@@ -163,7 +164,7 @@ class PeerContacts:
         self._send_again(peer, greeting)
         self.beliefs.reported.add(peer)
         if received is not None:
-            self.beliefs.answered.add(peer)
+            self.beliefs.note_answer(peer, greeting.round)
         self.beliefs.passed_rounds[peer] = (greeting.sent, greeting.round)
         self.peers_with_other_terms.discard(peer)
         self.changed.set()
@@ -198,25 +199,31 @@ class PeerContacts:
         """Handle a greeting of `peer` with other terms.
 
         A neighbour that had the same terms before is quarantined. If all neighbours have other terms, the
-        fault is this agent's own, and it ends.
+        fault is this agent's own, and it ends. One that contradicts may lie, so the agent waits for the
+        others.
         """
         words = "has another manifest, plan or model than this agent"
         if peer in self.beliefs.reported:  # it had the same terms before, so its claim must end no agent
             self.distrust(peer, ReplyCode.OTHER_TERMS, words)
             return
-        self.refusals.report(peer, "other_terms", words)
+        self.refusals.report(peer, "other_terms", f"{words}, which waits for its other neighbours")
         self.peers_with_other_terms.add(peer)
         if not set(self.neighbours) - self.peers_with_other_terms:
-            self._fail_by_terms()
-
-    def _fail_by_terms(self) -> None:
-        self.fail(
-            TrustError(
-                "Expected neighbours with the manifest, plan and model of this agent, got only neighbours "
-                f"with others: {', '.join(sorted(self.peers_with_other_terms))}. Give all agents the same "
-                "manifest, the same version of topdp and data of the same shape."
+            self.fail(
+                TrustError(
+                    "Expected neighbours with the manifest, plan and model of this agent, got only "
+                    f"neighbours with others: {', '.join(sorted(self.peers_with_other_terms))}. Give all "
+                    "agents the same manifest, the same version of topdp and data of the same shape."
+                )
             )
-        )
+
+    def handle_other_manifest(self, peer: str) -> None:
+        """Handle a handshake in which `peer` has stated another manifest.
+
+        A neighbour that had the same manifest before has perhaps begun the next run.
+        """
+        if peer not in self.beliefs.reported:
+            self.handle_other_terms(peer)
 
     def fail(self, fault: BaseException) -> None:
         self.fault = self.fault or fault

@@ -238,7 +238,9 @@ class PlannedLoop(AgentLoop):
         is_informed, has_finished = self.ledger.finish_known(peer), self.ledger.finished(peer)
         if is_informed and has_finished:
             return False
-        may_leave = self.context.manifest.rules.tolerates_silence or peer in self.ledger.leaving
+        if peer in self.ledger.leaving:  # rows that it makes of this agent's may help those that stay
+            return self.ticks_at_end < TICKS_PER_TIMEOUT and bool(self.ledger.unacknowledged(peer))
+        may_leave = self.context.manifest.rules.tolerates_silence
         # A silent neighbour of which none of these holds may return and need rows that only this agent has.
         is_silent = self.peers.silent_ticks[peer] >= TICKS_PER_TIMEOUT
         return not is_silent or not (is_informed or has_finished or may_leave)

@@ -105,6 +105,10 @@ class RequestHandlers:
             except ValueError as error:
                 self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
                 return Reply(ReplyCode.NOT_A_ROW, str(error))
+            if not self.peers.beliefs.may_have_reached(peer, message.round):
+                words = f"sent a row of round {message.round}, which it cannot have reached: not believed"
+                self.refusals.report(peer, "ahead", words)
+                return Reply(ReplyCode.LATER)
             self.peers.beliefs.newest_shown[peer] = max(self.peers.beliefs.newest_shown[peer], message.round)
         signature = b""
         if verdict is ReplyCode.OK:  # the row counts without a signature; a valid one helps its sender later

@@ -27,6 +27,8 @@ from topdp.agents.wire.link_refusals import LinkEnded, quoted
 
 SERVICE_NAME, METHOD_NAME = "topdp.agents.v1.Link", "Open"
 METHOD_PATH = f"/{SERVICE_NAME}/{METHOD_NAME}"
+REFUSAL_CODES = {"manifest": grpc.StatusCode.FAILED_PRECONDITION}
+"""The codes with which a listener ends a call, by kind of refusal; for all others, PERMISSION_DENIED."""
 
 
 def server(accept: Callable[[Any, Any], Awaitable[None]], idle_timeout: float, streams: int) -> Any:
@@ -173,6 +175,7 @@ class AcceptedStream(_GrpcStream):
 
 def _call_error(code: Any, details: str | None) -> LinkEnded:
     """Return the reason for the end of a call: the peer's refusal, or an error of the network."""
-    if code == grpc.StatusCode.PERMISSION_DENIED:
-        return LinkEnded("refused", f"the peer refused the link: {quoted(details)}")
+    kinds = {each: kind for kind, each in REFUSAL_CODES.items()}
+    if code == grpc.StatusCode.PERMISSION_DENIED or code in kinds:
+        return LinkEnded(kinds.get(code, "refused"), f"the peer refused the link: {quoted(details)}")
     return LinkEnded("lost", f"{getattr(code, 'name', code)}: {quoted(details)}")

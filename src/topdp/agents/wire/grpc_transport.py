@@ -24,7 +24,7 @@ from topdp.agents.agreement.identity_card import Card, check_address
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.wire import configure_grpc, grpc_channels, handshake
 from topdp.agents.wire.byte_pipes import FLUSH_SECONDS, ConnectionServer, SocketFolder
-from topdp.agents.wire.grpc_channels import METHOD_PATH, AcceptedStream, DialledStream
+from topdp.agents.wire.grpc_channels import METHOD_PATH, REFUSAL_CODES, AcceptedStream, DialledStream
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
 from topdp.agents.wire.link_limits import Backoff
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
@@ -183,7 +183,9 @@ class GrpcTransport(Transport):
             ended = self._report_fault(name, error)
         self._report(name, ended)
         if ended.kind != "lost":
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, ended.reason)
+            await context.abort(
+                REFUSAL_CODES.get(ended.kind, grpc.StatusCode.PERMISSION_DENIED), ended.reason
+            )
 
     async def _answer_handshake(self, stream: FrameStream, card: Card) -> None:
         peer = self._peers[card.name]
@@ -262,6 +264,8 @@ class GrpcTransport(Transport):
         """Log why a link ended or did not open."""
         if name in self._peers and self._peers[name].link is None:
             self._peers[name].problem = ended.reason
+        if ended.kind == "manifest" and name in self._peers:
+            self.on_other_manifest(name)
         level = logging.INFO if ended.kind in ("lost", "replaced") else logging.WARNING
         self._refusals.report(ended.culprit or name, ended.kind, ended.reason, level)
 

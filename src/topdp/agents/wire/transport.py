@@ -164,6 +164,9 @@ the fault is logged and the peer gets Unreachable.
 class Transport(ABC):
     """The links of one agent to its neighbours."""
 
+    on_other_manifest: Callable[[str], None] = staticmethod(lambda peer: None)
+    """Called with a neighbour that has proved its identity and has another manifest."""
+
     @abstractmethod
     async def start(self, handle: Handler) -> None:
         """Begin to listen and to dial; `handle` replies to every request that arrives."""
