@@ -45,6 +45,7 @@ def gain_rows(gains: Mapping[str, Any]) -> list[list[str]]:
     facts = zip(gains["records"], gains["epsilon"], gains["alone"], gains["together"], strict=True)
     expected = gains.get("expected")
     for member, (records, epsilon, alone, together) in enumerate(facts):
+        cells: tuple[str, ...]
         cells = (str(records), f"{epsilon:.4g}", f"{alone:.3g}", f"{together:.3g}", _change(alone, together))
         if expected is not None:
             scores = (expected[how][member] for how in ("alone", "together"))
