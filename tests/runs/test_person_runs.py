@@ -230,3 +230,26 @@ def test_shards_and_unit_must_agree():
     ):
         with pytest.raises(error, match=words):
             package.train(linear_model(), shards, topology.ring(3), unit=unit, rounds=2, clip=1.0)
+
+
+def test_a_sweep_over_both_units_counts_each_its_own_way(topdp, here):
+    """The array of persons has the default name, so that both units can read the file."""
+    with np.load(here / "plain.npz") as arrays:
+        np.savez(here / "both.npz", **arrays, person=np.arange(30) // 3)
+    arguments = [
+        "data.name=both.npz",
+        "topology.agents=3",
+        "topology.kind=ring",
+        "rounds=2",
+        "model.name=linear",
+    ]
+    given = [word for change in arguments for word in ("--set", change)]
+    done = topdp(
+        "sweep", *given, "--over", "privacy.unit=record,person", "--seeds", "2", "--out", "s", "--json"
+    )
+    assert done.code == 0, done.err
+    facts = [json.loads(file.read_text()) for file in sorted((here / "s").rglob("run.json"))]
+    assert sorted(str(one.get("records") or one.get("persons")) for one in facts) == sorted(
+        [*["[10, 10, 10]"] * 2, *["[3, 3, 3]"] * 2]
+    )
+    assert "some protect records and others persons" in " ".join(done.out.split() + done.err.split())

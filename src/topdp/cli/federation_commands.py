@@ -21,7 +21,7 @@ def create(
     records: Annotated[
         str | None,
         typer.Option(
-            help="The number of records of each agent: 1200,800,950. If privacy.unit is person, the number of "
+            help="The number of records of each agent: 1200,800,950. With privacy.unit = person, of "
             "persons.  [required]"
         ),
     ] = None,

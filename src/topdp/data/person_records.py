@@ -124,8 +124,8 @@ def largest_number_of_sites(persons: Sequence[Ints]) -> int:
     >>> largest_number_of_sites([np.array([0, 0, 1]), np.array([1])])
     2
     """
-    held = np.concatenate([np.unique(each) for each in persons])
-    return int(np.unique(held, return_counts=True)[1].max())
+    of_agents = np.concatenate([np.unique(each) for each in persons])
+    return int(np.unique(of_agents, return_counts=True)[1].max())
 
 
 def _by_first_appearance(persons: Ints) -> Ints:

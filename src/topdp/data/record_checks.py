@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -16,13 +16,15 @@ MAX_UNSTATED_CLASSES = 1000
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
-class Records(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Records:
     """Inputs and targets as read. Inputs are bytes, scaled numbers, token ids, or the arrays of an `.npz`."""
 
     inputs: AnyArray
     targets: AnyArray
     classes: int | None = None
     """The stated number of classes; None if targets are numbers, or if the largest label determines it."""
+    _: KW_ONLY
     class_names: tuple[str, ...] | None = None
     persons: AnyArray | None = None
     """The identifier of each record's person, as text; None if the unit of protection is the record."""

@@ -20,7 +20,7 @@ from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.basics.refusals import NotCovered
 
 # Covers the rounding of sums of μ, and of the conversion to ε and back.
-ROUNDING_MARGIN = 1 + 1e-9
+JOINT_LOSS_MARGIN = 1 + 1e-9
 
 
 def joint_mu(mu: Floats, sites: int) -> Floats:
@@ -35,7 +35,7 @@ def joint_mu(mu: Floats, sites: int) -> Floats:
         return np.full(len(mu), np.inf)
     largest = np.sort(mu)[::-1][:sites]
     others = np.where(mu >= largest[-1], largest.sum() - mu, largest[:-1].sum())
-    return np.asarray((mu + others) * ROUNDING_MARGIN)
+    return np.asarray((mu + others) * JOINT_LOSS_MARGIN)
 
 
 def joint_answer(answer: Answer, sites: int, deltas: Floats) -> Answer:
@@ -68,4 +68,4 @@ def share_of_budget(epsilon: Floats, deltas: Floats, sites: int) -> Floats:
     """
     if sites == 1:
         return epsilon
-    return np.asarray(epsilon_of(mu_of(epsilon, deltas) / (sites * ROUNDING_MARGIN**2), deltas))
+    return np.asarray(epsilon_of(mu_of(epsilon, deltas) / (sites * JOINT_LOSS_MARGIN**2), deltas))

@@ -136,7 +136,7 @@ def name_of_shards(outline: RunOutline) -> str:
     """Return a name of the shards of a run, which is the same for all runs with the same shards."""
     config = outline.config
     holders = config.topology if outline.method.pools else outline.graph.agents
-    return f"{config.seed} {holders} {config.data}"
+    return f"{config.seed} {holders} {config.person_column} {config.data}"
 
 
 def stackable(runs: Sequence[RunOutline], limit: float, size: Size) -> list[list[RunOutline]]:

@@ -141,7 +141,9 @@ def _resolved(point: GridPoint, counts: dict[str, tuple[int, ...]]) -> SweepPoin
     try:
         named_factory(config)
         outline = RunOutline.of(config)
-        key = str((config.data, config.seed, config.topology, outline.method.pools))
+        privacy = config.privacy
+        unit = privacy.unit, privacy.sites_per_person
+        key = str((config.data, unit, config.seed, config.topology, outline.method.pools))
         if key not in counts:
             counts[key] = record_counts(outline)
         run = resolve_outline(outline, counts[key])

@@ -12,7 +12,6 @@ from builders import blobs
 from topdp.agents.runtime.agent_draws import SystemDraws
 from topdp.agents.runtime.agent_gradients import (
     MAX_RECORDS_PER_PERSON,
-    NARROW_BLOCK_RECORDS,
     AgentGradients,
     ExactGradients,
 )
@@ -145,7 +144,6 @@ def test_a_record_on_which_the_model_fails_counts_as_zero_and_the_others_of_its_
 
 def test_the_bound_of_rounding_covers_every_number_of_records_of_a_person():
     exact = ExactGradients(model(), CLIP, loss="cross-entropy", clipping="flat", record=torch.zeros(1, 2))
-    assert exact.block == NARROW_BLOCK_RECORDS
     of_records, of_persons = (exact.rounding_bound(2000, CLIP, 2000, who) for who in (False, True))
     assert of_records < of_persons < 2 * of_records * (1 + MAX_RECORDS_PER_PERSON / 2000)
 

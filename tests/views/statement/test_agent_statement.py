@@ -7,6 +7,7 @@ from contextlib import closing
 from statistics import NormalDist
 
 import pytest
+import torch
 from history import federation, live, on_virtual_time
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ from topdp.agents.ledger.ledger_entries import ReleaseCost, TamperedError
 from topdp.agents.node.amending import MembershipChange, amend
 from topdp.base.number_text import rounded_up
 from topdp.cli.app import app
+from topdp.data import Shards
 from topdp.errors import InputError
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss
@@ -235,3 +237,19 @@ def test_text_in_a_column_of_numbers_is_reported_as_tampering(tmp_path, ran, tab
         db.commit()
     with pytest.raises(TamperedError):
         _record(tmp_path, ran)
+
+
+def test_an_agent_that_protects_persons_says_so(tmp_path):
+    x, y = torch.randn(24, 1, 4, 4), torch.arange(24) % 3
+    persons = [[f"{agent}-{record // 3}" for record in range(24)] for agent in range(3)]
+    shards = Shards.from_arrays([(x, y)] * 3, classes=3, persons=persons)
+    settings = "privacy.epsilon=2.0", "privacy.unit=person", "method.name=plain"
+    made = federation(tmp_path, *settings, agents=3, rounds=2, shards=shards)
+    on_virtual_time(live(made, options=OWN_NOISE))
+    made.setup.manifest.write(made.folder / "manifest.toml")
+    said = statement_of(made)
+    assert said["scope"] == "One person of ada"
+    assert "took part with 8 persons" in said["summary"][0]
+    assert "whether the records of any one of its persons were used" in said["summary"][0]
+    assert registry_schema.faults(said["registry"]) == []
+    assert made.results()[0]["spent"]["unit"] == "person"

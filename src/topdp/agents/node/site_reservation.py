@@ -81,6 +81,7 @@ class SiteReservation:
         agent: Agent,
         records: tuple[AnyArray, AnyArray],
         source: str,
+        *,
         identifiers: AnyArray | None = None,
     ) -> None:
         ledger, manifest = agent.ledger, agent.context.manifest
@@ -145,7 +146,7 @@ def reserve_site_budget(
         logger.warning("%s: no site budget: %s Runs on the same records are not added up.", agent.name, error)
         return None
     try:
-        return SiteReservation(budget, agent, records, source, identifiers)
+        return SiteReservation(budget, agent, records, source, identifiers=identifiers)
     except BaseException:
         budget.close()
         raise

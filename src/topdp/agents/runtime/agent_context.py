@@ -111,10 +111,10 @@ def build_context(
         )
     inputs, targets = records
     _expect_persons(privacy.unit, persons)
-    held, units = (len(targets), "training records") if persons is None else (persons.counts[0], "persons")
-    if held != setup.counts[agent]:
+    count, units = (len(targets), "training records") if persons is None else (persons.counts[0], "persons")
+    if count != setup.counts[agent]:
         raise DataError(
-            f"Expected {setup.counts[agent]} {units}, as the manifest says for {name}, got {held}. The noise "
+            f"Expected {setup.counts[agent]} {units}, as the manifest says for {name}, got {count}. The noise "
             "is calibrated for that number."
         )
     if (features := named_features(config)) is not None:
@@ -181,9 +181,9 @@ def _expect_persons(unit: str, persons: PersonRecords | None) -> None:
             f"Expected records {'with' if unit == 'person' else 'without'} persons, because the manifest has "
             f'privacy.unit = "{unit}", got others.'
         )
-    if persons is not None and (most := int(persons.sizes(0).max())) > MAX_RECORDS_PER_PERSON:
+    if persons is not None and (largest := int(persons.sizes(0).max())) > MAX_RECORDS_PER_PERSON:
         raise DataError(
-            f"Expected at most {MAX_RECORDS_PER_PERSON} records of one person, got {most}: the account of "
+            f"Expected at most {MAX_RECORDS_PER_PERSON} records of one person, got {largest}: the account of "
             "rounding covers no more. Remove records, or combine several into one."
         )
 

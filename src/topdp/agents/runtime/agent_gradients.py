@@ -67,7 +67,7 @@ class ExactGradients:
         self.dtype = flat.dtype
         self.flat = flat if flat.dtype == torch.float64 else _in_float64(flat, record)
         self.terms = count_terms(self.flat, record)
-        self.block = WIDE_BLOCK_RECORDS if self.terms == 1 else NARROW_BLOCK_RECORDS
+        self._block = WIDE_BLOCK_RECORDS if self.terms == 1 else NARROW_BLOCK_RECORDS
         self._clipped = clipped_gradients.ClippedGradients(self.flat, clip, loss, clipping)
 
     def sum(
@@ -81,8 +81,8 @@ class ExactGradients:
         row, ignored = estimate.double()[None].contiguous(), 0
         out = torch.zeros_like(row)
         # Blocks are converted to float64 one by one, so that they stay in the processor's cache.
-        for first in range(0, len(inputs), self.block):
-            block = slice(first, first + self.block)
+        for first in range(0, len(inputs), self._block):
+            block = slice(first, first + self._block)
             with minimum_rounding_unit(FINEST_NORM):
                 _, statistics = self._clipped.clipped_sum_and_statistics(
                     row,
@@ -90,7 +90,7 @@ class ExactGradients:
                     _to_float64(targets[block])[None],
                     None if weights is None else weights[None, block],
                     out=out,
-                    microbatch=self.block,
+                    microbatch=self._block,
                 )
             ignored += int(statistics.ignored[0])
         return out[0], ignored
@@ -129,7 +129,9 @@ class ExactGradients:
         `of_persons`: `records` are persons, whose norms are at most the clip each. Of a block of persons, the
         first records are summed as above, and up to `MAX_RECORDS_PER_PERSON` times their further records.
         """
-        longest: float = 2 * records + self.block + MAX_RECORDS_PER_PERSON + 8 if of_persons else records
+        longest: float = records
+        if of_persons:
+            longest = 2 * records + NARROW_BLOCK_RECORDS + MAX_RECORDS_PER_PERSON + 8
         if self.terms > 1:
             longest += NARROW_BLOCK_RECORDS * MAX_ENLARGEMENT
         units = self.terms * (longest + 8) * records
@@ -217,8 +219,9 @@ class AgentGradients:
             return self._sum(estimate, records, weights.double(), round, *part)
 
         total, ignored = add(0, units)
-        for first in range(0, len(units), self.exact.block):
-            block = units[first : first + self.exact.block]
+        # Blocks are narrow, because all of a block is computed again for each further record of one person.
+        for first in range(0, len(units), NARROW_BLOCK_RECORDS):
+            block = units[first : first + NARROW_BLOCK_RECORDS]
             layers = range(1, int(persons.sizes(0)[block].max()))
             further = torch.zeros_like(total)
             for layer in layers:

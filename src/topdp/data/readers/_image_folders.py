@@ -65,7 +65,7 @@ def read_images(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> 
         raise DataError(
             f"{folder}: expected images ({' '.join(IMAGE_SUFFIXES)}) in one folder per class, got none."
         )
-    return Records(np.stack(images), np.array(numbers, np.int64), len(classes), classes)
+    return Records(np.stack(images), np.array(numbers, np.int64), len(classes), class_names=classes)
 
 
 def _image_files(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def _with_persons(
             "another one in data.person."
         )
     identifiers = check_identifiers(arrays[names[0]], len(records.targets), f"{file}, array {names[0]!r}")
-    return records._replace(persons=identifiers)
+    return replace(records, persons=identifiers)
 
 
 def _expect_no_schema(place: Path, schema: Schema) -> None:
@@ -157,7 +158,7 @@ def _read_npz_dataset(path: Path, person: str | None) -> tuple[Records, Records 
     records, target_name = _npz_part(train, train_part, train_file, "training records")
     records = _with_persons(records, train, train_part, train_file, person)
     if target_name == "labels" and records.classes is None:
-        records = records._replace(classes=count_classes([records.targets], str(train_file)))
+        records = replace(records, classes=count_classes([records.targets], str(train_file)))
     if not any(name.startswith(test_part) and name != "classes" for name in test):
         return records, None
     what = f"{test_file}, test records"
@@ -170,7 +171,7 @@ def _read_npz_dataset(path: Path, person: str | None) -> tuple[Records, Records 
         check_same_shape(held_out.targets, records.targets.shape[1:], what, "the training records", "targets")
         common = np.result_type(records.targets, held_out.targets)
         records, held_out = (
-            part._replace(targets=part.targets.astype(common)) for part in (records, held_out)
+            replace(part, targets=part.targets.astype(common)) for part in (records, held_out)
         )
     check_same_shape(held_out.inputs, records.inputs.shape[1:], what, "the training records")
     return records, held_out
@@ -248,14 +249,15 @@ def records_of_frame(
         return _encode_records(table, schema, person, test)
     # The values are numbers of the declared classes.
     numbered = Schema.of({**schema.tree(), "classes": [str(number) for number in range(len(declared))]})
-    return _encode_records(table, numbered, person, test)._replace(class_names=tuple(map(str, declared)))
+    records = _encode_records(table, numbered, person, test)
+    return replace(records, class_names=tuple(map(str, declared)))
 
 
 def _encode_records(table: Table, schema: Schema, person: str | None, test: bool) -> Records:
     identifiers = None if person is None or test else _identifiers(table, schema, person)
     inputs, targets = check_records(*encode_table(table.without(person), schema), table.origin)
     classes = None if schema.classes is None else len(schema.classes)
-    return Records(inputs, targets, classes, schema.classes, identifiers)
+    return Records(inputs, targets, classes, class_names=schema.classes, persons=identifiers)
 
 
 def _identifiers(table: Table, schema: Schema, person: str) -> AnyArray:

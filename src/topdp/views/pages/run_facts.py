@@ -139,7 +139,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
         mu = privacy_costs.link_losses(privacy, answer, plan.agents)
     epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.deltas)
     if mu is None and plan.agents > 1:
-        notes.append(_no_links(kind, plan.agents))
+        notes.append(_no_links(kind, plan.agents, account.analysis.sites))
     if config.redrawable_noise is not None:
         notes.insert(0, config.redrawable_noise)
     spent, missing = privacy_costs.spent_along(plan, account, answer, max_seconds)
@@ -229,7 +229,9 @@ def _command(config: RunConfig, path: Path) -> str:
     return f"topdp run {_name(path)}/config.toml"
 
 
-def _no_links(kind: AnswerKind, agents: int) -> str:
+def _no_links(kind: AnswerKind, agents: int, sites: int) -> str:
+    if sites > 1:
+        return "ε is that of a person at several agents, so there is no ε of each edge."
     if agents > page_graph.MAX_DRAWN_AGENTS or kind.on_request:
         return "With this many observers the page lists every agent's own ε, not the ε of each edge."
     return f"The answer {kind.name} has no ε for single edges. The page shows every agent's ε instead."
