@@ -3,6 +3,7 @@
     python benchmarks/gains.py                                   # all tables, 50 splits: ten minutes
     python benchmarks/gains.py --tables hospitals --splits 10
     python benchmarks/gains.py --sizes equal                     # the same records in equal shards
+    python benchmarks/gains.py --tables hospitals --weighting agents   # every agent counts the same
 
 Five agents hold shards of very different sizes; each has the same budget (ε = 1, δ = 1e-5). For every split,
 the records are shuffled and dealt out, and the rest are test records. All methods train the same linear model
@@ -123,7 +124,9 @@ def shards_of(arrays: Arrays, sizes: tuple[int, ...], split: int) -> topdp.Shard
     return topdp.Shards.from_arrays(dealt, test=(arrays[0][test], arrays[1][test]))
 
 
-def trained(table: GainTable, shards: topdp.Shards, method: str, split: int) -> list[float]:
+def trained(
+    table: GainTable, shards: topdp.Shards, method: str, split: int, weighting: str = "records"
+) -> list[float]:
     """Return the metric of each agent's model; one number for `central`."""
     torch.manual_seed(0)
     model = nn.Linear(shards.inputs.shape[-1], table.outputs, bias=False)
@@ -143,6 +146,7 @@ def trained(table: GainTable, shards: topdp.Shards, method: str, split: int) -> 
         metrics=[table.metric],
         evaluate_every=table.rounds,
         noise_seed=split,
+        weighting=weighting,
         seed=0,
         device="cpu",
     )
@@ -202,7 +206,9 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def measured(table: GainTable, sizes: tuple[int, ...], splits: int) -> dict[str, NDArray[np.float64]]:
+def measured(
+    table: GainTable, sizes: tuple[int, ...], splits: int, weighting: str
+) -> dict[str, NDArray[np.float64]]:
     """Return the metric of each method, [splits, models]."""
     arrays = table.load()
     values: dict[str, list[list[float]]] = {"alone": [], "together": [], "central": []}
@@ -211,7 +217,7 @@ def measured(table: GainTable, sizes: tuple[int, ...], splits: int) -> dict[str,
     for split in range(splits):
         shards = shards_of(arrays, sizes, split)
         for name, method in (("alone", "alone"), ("together", "correlated"), ("central", "central")):
-            values[name].append(trained(table, shards, method, split))
+            values[name].append(trained(table, shards, method, split, weighting))
         if "opacus" in values:
             values["opacus"].append(opacus_trained(table, shards, split))
     return {name: np.array(of) for name, of in values.items()}
@@ -270,6 +276,7 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--splits", type=int, default=50)
     parser.add_argument("--sizes", choices=("unequal", "equal"), default="unequal")
+    parser.add_argument("--weighting", choices=("records", "agents"), default="records")
     parser.add_argument("--out", type=Path, help="a JSON file of the results")
     options = parser.parse_args()
     if not find_spec("opacus"):
@@ -285,7 +292,9 @@ def main() -> None:
         if options.sizes == "equal":
             sizes = (sum(sizes) // len(sizes),) * len(sizes)
         start = time.perf_counter()
-        results.append(lines_of(name, table, sizes, measured(table, sizes, options.splits)))
+        results.append(
+            lines_of(name, table, sizes, measured(table, sizes, options.splits, options.weighting))
+        )
         print(f"\n{printed(results[-1])}\n{time.perf_counter() - start:.0f} s", flush=True)
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -45,12 +45,11 @@ def gain_rows(gains: Mapping[str, Any]) -> list[list[str]]:
     facts = zip(gains["records"], gains["epsilon"], gains["alone"], gains["together"], strict=True)
     expected = gains.get("expected")
     for member, (records, epsilon, alone, together) in enumerate(facts):
-        cells: tuple[str, ...]
-        cells = (str(records), f"{epsilon:.4g}", f"{alone:.3g}", f"{together:.3g}", _change(alone, together))
+        cells = [str(records), f"{epsilon:.4g}", f"{alone:.3g}", f"{together:.3g}", _change(alone, together)]
         if expected is not None:
             scores = (expected[how][member] for how in ("alone", "together"))
-            cells += tuple("" if it is None else metric_text(expected["metric"], it) for it in scores)
-        members.setdefault(cells, []).append(member)
+            cells += ["" if it is None else metric_text(expected["metric"], it) for it in scores]
+        members.setdefault(tuple(cells), []).append(member)
     rows = [[_listed(who), *cells] for cells, who in members.items()]
     if len(rows) > MAX_GAIN_ROWS:
         more, empty = f"and {len(rows) - MAX_GAIN_ROWS} more rows in --json", [""] * (len(rows[0]) - 1)
