@@ -144,11 +144,13 @@ def noise_eigenvalue(deviation: float, width: int) -> float:
 
 def _records(shards: Shards) -> Sequence[tuple[Tensor, Tensor]]:
     """Return inputs [records, numbers] and targets [records, targets] of each agent."""
-    pairs = [
-        (shards.inputs[agent, :count], shards.targets[agent, :count])
+    return [
+        (
+            shards.inputs[agent, :count].double().reshape(count, -1),
+            shards.targets[agent, :count].double().reshape(count, -1),
+        )
         for agent, count in enumerate(shards.counts)
     ]
-    return [tuple(part.double().reshape(len(part), -1) for part in pair) for pair in pairs]
 
 
 def _statistics(inputs: Tensor, targets: Tensor, factor: float) -> Tensor:
