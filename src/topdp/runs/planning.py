@@ -28,6 +28,7 @@ from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline, budgets, deltas, guarantee_of
 from topdp.runs.statistics.preparation import (
+    expect_standardisable,
     release_plan,
     release_run,
     standardises,
@@ -47,7 +48,9 @@ def plan_and_account(
     `observe` computes how much observers learn.
     """
     privacy, view = run.config.privacy, None
-    if run.sigma is not None and not standardises(run.config):
+    if standardises(run.config):
+        expect_standardisable(run)
+    if run.sigma is not None:
         deviation = run.sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
     else:
         calibrated = calibrate(

@@ -103,14 +103,12 @@ def training_epsilon(run: ResolvedRun) -> Floats:
     assert run.epsilon is not None
     if not standardises(run.config):
         return run.epsilon
-    expect_standardisable(run)
     left = math.sqrt(1 - run.config.data.standardise_share)
     return np.asarray(epsilon_of(left * mu_of(run.epsilon, run.delta), run.delta))
 
 
 def release_run(run: ResolvedRun) -> ResolvedRun:
     """Return the run that releases means and variances: one release on the graph and the counts of `run`."""
-    expect_standardisable(run)
     config, agents = run.config, run.graph.agents
     assert run.epsilon is not None
     spent = math.sqrt(config.data.standardise_share) * mu_of(run.epsilon, run.delta)
