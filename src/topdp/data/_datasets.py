@@ -54,7 +54,7 @@ class Dataset:
     class_names: tuple[str, ...] | None = None
     """The name of each label, from the schema or from the folders of the classes."""
     input_length: float | None = None
-    """The length of a usual input according to its schema; None: unknown."""
+    """The length of a usual input, as is publicly known; None: unknown."""
 
     def scale(self, inputs: AnyArray) -> AnyArray:
         """Return `inputs` as a model receives them: (x - mean) / deviation for each channel, in float32.
@@ -151,6 +151,7 @@ def load(
         mean=entry.mean,
         deviation=entry.deviation,
         tokens=entry.tokens > 0,
+        input_length=entry.input_length,
     )
 
 

@@ -58,7 +58,7 @@ class Shards:
     origin: str | None = None
     """If the inputs are features: the digest of the records and of the feature map. Otherwise None."""
     input_length: float | None = None
-    """The length of a usual input according to its schema; None: unknown."""
+    """The length of a usual input, as is publicly known; None: unknown."""
 
     @property
     def agents(self) -> int:
