@@ -20,6 +20,8 @@ def test_every_argument_has_the_default_of_its_key(argument):
     # None stands for "none", for a section of defaults, and for the usual budget unless there is a sigma.
     if argument in ("features", "noise_schedule", "epsilon"):
         assert default is None
+    elif argument in ("method", "clip", "learning_rate"):
+        assert default == "auto"  # train() follows the job; a configuration names the paper's
     else:
         assert (list(default) if isinstance(default, tuple) else default) == expected
 
