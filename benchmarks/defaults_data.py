@@ -27,7 +27,7 @@ from topdp.learning.models import WordCounts, affine
 
 SITE_SHARES = (0.44, 0.26, 0.15, 0.09, 0.06)  # of the training records
 TEST_SHARE = 0.25
-MAX_RECORDS = 6000  # of a data set, so that the whole table takes minutes
+MAX_RECORDS = 4000  # of a data set, so that the whole table takes minutes
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ DATA_SETS: dict[str, DataSet] = {
     # Images and text.
     "digits": DataSet(_digits, held_out=False),
     "digits, network": DataSet(_digits, model=small_network),
-    "mnist": DataSet(lambda: _catalogue("mnist", 3000)),
+    "mnist": DataSet(lambda: _catalogue("mnist", 2400)),
     "spam-assassin": DataSet(_words, model=lambda _, classes: WordCounts(512, classes)),
     # Tables with numbers to predict.
     "diabetes": DataSet(lambda: _catalogue("diabetes"), "mse", length=(10 / 3) ** 0.5),
