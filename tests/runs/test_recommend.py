@@ -2,12 +2,14 @@
 
 import json
 import math
+import shlex
 
 import pytest
 from typer.testing import CliRunner
 
 from topdp.cli.app import app
 from topdp.errors import InputError
+from topdp.learning import models
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs import config
 from topdp.runs.named_records import record_counts
@@ -77,3 +79,53 @@ def test_the_recommended_settings_form_a_valid_configuration(tmp_path):
     changes = [f"{key}={value}" for key, value in found["changes"].items()]
     wanted = config.read(changes=["topology.agents=6", "topology.kind=ring", *changes])
     assert wanted.data.features == "scattering" and math.isfinite(wanted.train.learning_rate)
+
+
+ROWS = {
+    "classes": ("age,ill\n", ["20,no\n", "80,yes\n"]),
+    "numbers": ("age,cost\n", ["20,1.0\n", "80,3.5\n"]),
+    "text": ("note,spam\n", ["call me back,no\n", "win money now,yes\n"]),
+}
+SCHEMAS = {
+    "classes": 'target = "ill"\nclasses = ["no", "yes"]\n[ranges]\nage = [0, 100]\n',
+    "numbers": 'target = "cost"\n[ranges]\nage = [0, 100]\ncost = [0, 4]\n',
+    "text": 'target = "spam"\nclasses = ["no", "yes"]\n[text]\ncolumn = "note"\nlength = 4\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "least"),
+    [("classes", "accuracy", 0.9), ("numbers", "r2", 0.5), ("text", "accuracy", 0.9)],
+)
+def test_the_command_runs_on_own_files(kind, metric, least, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    heading, rows = ROWS[kind]
+    for site, count in (("north", 90), ("south", 60), ("east", 40), ("test", 20)):
+        (tmp_path / f"{site}.csv").write_text(heading + "".join(rows) * count)
+    (tmp_path / "schema.toml").write_text(SCHEMAS[kind])
+    changes = [
+        'data.sites=["north.csv", "south.csv", "east.csv"]',
+        "data.test=test.csv",
+        "data.schema=schema.toml",
+    ]
+    given = [part for change in changes for part in ("--set", change)]
+    answer = CliRunner().invoke(app, ["recommend", *given, "--set", "privacy.epsilon=4.0", "--json"])
+    assert answer.exit_code == 0, answer.output
+    _, *arguments = shlex.split(json.loads(answer.stdout)["command"])
+    ran = CliRunner().invoke(app, [*arguments, "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["metrics"][metric]["mean"] > least
+
+
+def own_model(shape, outputs):
+    return models.mlp(math.prod(shape), hidden=5, classes=outputs)
+
+
+def test_an_own_model_is_kept():
+    found, _ = ask("topology.agents=5", "topology.kind=ring", f"model.name={__name__}:own_model")
+    assert "model.name" not in found.changes and found.changes["privacy.clip"] > 1
+
+
+def test_a_mode_that_no_recommended_method_has_is_left_out():
+    found, _ = ask("topology.agents=5", "topology.kind=ring", "method.mode=async")
+    assert "async" not in found.command(["--set", "method.mode=async"])

@@ -29,7 +29,7 @@ def protocol(config):
     ("section", "key", "known"),
     [
         (TopologyConfig, "kind", FAMILIES),
-        (MethodConfig, "name", METHODS),
+        (MethodConfig, "name", ["auto", *METHODS]),
         (MethodConfig, "calibration", CALIBRATIONS),
         (DataConfig, "partition", PARTITIONS),
         (TrainConfig, "fading", FADING_KINDS),

@@ -56,7 +56,7 @@ class Dataset:
     class_names: tuple[str, ...] | None = None
     """The name of each label, from the schema or from the folders of the classes."""
     input_length: float | None = None
-    """The length of a usual input according to its schema; None: unknown."""
+    """The length of a usual input, as is publicly known; None: unknown."""
     identifiers: AnyArray | None = None
     """The identifier of each training record's person, as text; None if the unit is the record."""
 
@@ -168,6 +168,7 @@ def load(
         mean=entry.mean,
         deviation=entry.deviation,
         tokens=entry.tokens > 0,
+        input_length=entry.input_length,
     )
 
 

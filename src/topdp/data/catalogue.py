@@ -66,6 +66,15 @@ class CatalogueEntry:
     """For text: the number of token ids."""
 
     @property
+    def input_length(self) -> float | None:
+        """The length of a usual input, or None for text.
+
+        The numbers of images have variance 1, and those of tables are spread over [-1, 1].
+        """
+        shape = self.shapes["train_inputs"][1:]
+        return None if self.tokens else math.sqrt(math.prod(shape) / (3 if len(shape) == 1 else 1))
+
+    @property
     def bytes(self) -> int:
         return sum(
             math.prod(shape) * np.dtype(self.types[name]).itemsize for name, shape in self.shapes.items()

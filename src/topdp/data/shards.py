@@ -72,7 +72,7 @@ class Shards:
     None if the unit of protection is the record.
     """
     input_length: float | None = None
-    """The length of a usual input according to its schema; None: unknown."""
+    """The length of a usual input, as is publicly known; None: unknown."""
 
     @property
     def agents(self) -> int:

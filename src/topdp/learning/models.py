@@ -223,9 +223,12 @@ class WordCounts(nn.Module):
         self.vocabulary = vocabulary
         self.scores = nn.Linear(vocabulary, outputs, bias=False)
         nn.init.zeros_(self.scores.weight)
+        self.zero: Tensor
+        # It has the type and the device of the model.
+        self.register_buffer("zero", torch.zeros(()), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        counts = self.scores.weight.new_zeros(len(ids), self.vocabulary)
+        counts = self.zero.new_zeros(len(ids), self.vocabulary)
         counts = counts.scatter_add(1, ids, (ids > 0).to(counts.dtype))
         scores: Tensor = self.scores(counts / counts.norm(dim=1, keepdim=True).clamp(min=1))
         return scores

@@ -21,8 +21,6 @@ from topdp.learning.tasks import Task
 
 PROBES = 16  # random records
 PROBE_SEED = 35
-# Between numbers in [-1, 1], as a schema makes them (0.58), and numbers with mean 0 and variance 1.
-PROBE_DEVIATION = 0.76
 
 
 class OutputGradient(NamedTuple):
@@ -45,7 +43,8 @@ def output_gradient(
 ) -> OutputGradient:
     """Return the gradient of the outputs of a model at its start.
 
-    `shape`, `dtype`: of one record. `length`: of a usual record; None: unknown.
+    `shape`, `dtype`: of one record. `length`: of a usual record; None: unknown, its numbers have mean 0 and
+    variance 1.
     Raise InputError if the norm is zero or not finite.
 
     >>> linear = FlatModel(nn.Linear(3, 2, bias=False))
@@ -89,6 +88,6 @@ def _random_record(
 ) -> Tensor:
     """Return a random record: normal numbers, or indices that every embedding of the model has."""
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).mul_(PROBE_DEVIATION).to(model_dtype)
+        return torch.randn(shape, generator=generator).to(model_dtype)
     sizes = [layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)]
     return torch.randint(0, min(sizes, default=2), shape, generator=generator).to(dtype)

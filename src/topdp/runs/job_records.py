@@ -46,7 +46,7 @@ class RecordKind:
             return cls(
                 shape=entry.shapes["train_inputs"][1:],
                 dtype=torch.int64 if entry.tokens else torch.float32,
-                length=None,
+                length=entry.input_length,
                 classes=entry.classes,
                 values=1,
             )

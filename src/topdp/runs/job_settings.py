@@ -9,9 +9,9 @@ Three rules follow:
 - **Clip**: C = G/2, half the gradient of a record whose output is wrong by one; G/(2√M) if the loss is the
   mean of M values of a record.
 - **Travel**: for classes S = N·μ/G, so the noise of an output is 1, which moves a probability little. For
-  numbers, more travel means less bias, about 1/S, and more noise: S = 2·√(N·μ)/G is close to the minimum of
+  numbers, more travel means less bias, about 1/S, and more noise: S = 2·√(N·μ)/G is close to the best of
   both for targets in [-1, 1]. The learning rate is S/(C·Σλ_t), for a schedule λ_t that begins with 1.
-- **Rounds**: T = 4·√(N·μ), from 60 to 400. More rounds cost time, but no accuracy. Fewer make steps too long.
+- **Rounds**: T = 8·√(N·μ), from 100 to 400. More cost time, but no accuracy. Fewer make steps too long.
 
 Agents whose noise is independent have √n times the noise in the average, and batches that are one of P parts
 of the records √P times. N is then divided by it. docs/defaults.md shows what the rules reach.
@@ -38,8 +38,8 @@ AnyOutline = TypeVar("AnyOutline", bound=RunOutline)
 CLIP_SHARE = 0.5  # clip / G
 CLASS_OUTPUT_NOISE = 1.0  # standard deviation of the noise of an output, for classes
 NUMBER_TRAVEL = 2.0  # travel · G / √(N·μ), for numbers
-ROUNDS_FACTOR = 4.0  # rounds / √(N·μ)
-MIN_ROUNDS, MAX_ROUNDS = 60, 400
+ROUNDS_FACTOR = 8.0  # rounds / √(N·μ)
+MIN_ROUNDS, MAX_ROUNDS = 100, 400
 CLASS_LOSSES = ("cross-entropy", "bce")
 STEP_DIGITS = 3  # significant digits of a chosen clip or learning rate
 

@@ -85,12 +85,14 @@ class Recommendation:
     def command(self, given: Sequence[str] = ()) -> str:
         """Return the `topdp run` command with the recommended settings.
 
-        `given`: the arguments that the user gave. Those that set a recommended key are left out.
+        `given`: the arguments that the user gave. Those that set a recommended key, or a mode that no
+        recommended method has, are left out.
         """
+        replaced = {*self.changes, "method.mode"}
         arguments, words = list[str](), iter(given)
         for word in words:
             pair = [word, next(words, "")] if word == "--set" else [word]
-            if word != "--set" or pair[1].partition("=")[0].strip() not in self.changes:
+            if word != "--set" or pair[1].partition("=")[0].strip() not in replaced:
                 arguments += pair
         changes = (part for key, value in self.changes.items() for part in ("--set", f"{key}={value}"))
         return shlex.join(["topdp", "run", *arguments, *changes])
@@ -230,7 +232,8 @@ def _training(
     if config.train.optimiser == "adam":
         changes["train.optimiser"] = "sgd"
     automatic = {"rounds": AUTO, "privacy.clip": AUTO, "train.learning_rate": AUTO}
-    run = resolve(_with_changes(config, changes | automatic), graph, counts).config
+    sync = {"method.mode": "sync"}
+    run = resolve(_with_changes(config, changes | automatic | sync), graph, counts).config
     changes |= {
         "privacy.clip": run.privacy.clip,
         "rounds": run.rounds,
