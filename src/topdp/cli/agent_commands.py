@@ -60,10 +60,10 @@ def start(
         str | None,
         typer.Option(help="host:port to bind, by default the card's; 0.0.0.0:7400 binds all interfaces."),
     ] = None,
-    metrics_port: Annotated[
-        int | None,
+    metrics: Annotated[
+        str | None,
         typer.Option(
-            "--metrics", metavar="PORT", min=1, max=65535, help="Prometheus metrics on 127.0.0.1:PORT."
+            metavar="[HOST:]PORT", help="Prometheus metrics on this port; without a host, on 127.0.0.1."
         ),
     ] = None,
     live_pairing: Annotated[

@@ -27,6 +27,8 @@ from topdp.runs.run_outline import RunOutline, budgets, method_of
 from topdp.topology import Topology, from_edges
 
 EPSILON_MARGIN = 1 + 1e-9
+OWN_DATA = "own"
+"""The value of `data.name` in a manifest: every agent has records of its own."""
 
 
 def create_manifest(
@@ -37,6 +39,8 @@ def create_manifest(
     `records`: record counts, as for `parse_record_counts`. `links`: pairs of names, as for `parse_links`;
     None: the graph of `config`. `options`: values of `Rules`; `departures` may be None for the default.
     """
+    if "name" not in config.data.model_fields_set:  # not the data set that simulations use by default
+        config = config.model_copy(update={"data": config.data.model_copy(update={"name": OWN_DATA})})
     cards = [read_card(file) for file in card_files]
     names = tuple(card.name for card in cards)
     graph = RunOutline.of(config).graph if links is None else _parse_graph(links, names)

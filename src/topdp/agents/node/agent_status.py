@@ -26,7 +26,7 @@ from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
 from topdp.agents.node.quarantine import quarantined_peers
 from topdp.base.files import write_atomically
 from topdp.base.number_text import rounded_up
-from topdp.errors import InputError
+from topdp.errors import ExitCode, InputError
 from topdp.privacy.answers import WORST_CASE
 
 STATUS_FILE = "status.json"
@@ -237,6 +237,13 @@ def finished(facts: dict[str, Any]) -> bool:
     """Return whether the agent has completed all its rounds and its process has ended."""
     is_complete = facts["rounds"] is not None and facts["round"] >= facts["rounds"]
     return is_complete and facts["process"] == "not running"
+
+
+def exit_code(facts: dict[str, Any]) -> int:
+    """Return the exit code of `topdp agent status`: that of the agent, or 6 if it hangs or was killed."""
+    if facts["process"] == "not answering" or (facts["process"] == "not running" and facts["code"] is None):
+        return 0 if facts["written"] is None else ExitCode.UNAVAILABLE
+    return 0 if facts["process"] == "running" else int(facts["code"])
 
 
 def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
