@@ -37,9 +37,9 @@ def create(
         int | None,
         typer.Option(
             min=0,
-            help="The reserve: how many agents may drop out before others charge more. Needs "
-            "--dead-neighbour wait and the guarantee adaptive. By default 1; 0 if a reserve is impossible or "
-            "slow to compute.",
+            help="The reserve: how many agents may drop out before others charge more. Needs the guarantee "
+            "adaptive and --dead-neighbour wait, or go-on where agents share noise. By default 1; 0 if a "
+            "reserve is impossible or slow to compute.",
         ),
     ] = None,
     largest_norm: Annotated[

@@ -111,11 +111,19 @@ class PlannedLoop(AgentLoop):
             self._raise_faults()
             if self.stopping.is_set():
                 return False
-            await ticks.wait(self.peers)
-            waited += 1
-            if waited % (4 * TICKS_PER_TIMEOUT) == 0 and (missing := shared_draws.missing_agents()):
+            is_tick = await ticks.wait(self.peers)
+            waited += is_tick
+            if is_tick and waited % (4 * TICKS_PER_TIMEOUT) == 0:
+                missing = shared_draws.missing_agents()
                 words = "with shared draws, a run begins once all agents have stated keys"
-                self.peers.refusals.note("keys", f"waits for {', '.join(missing)}: {words}")
+                if not missing:
+                    words = (
+                        "not heard since the start of this agent. If the others have ended or gone on without"
+                        " it, `topdp agent budget close --leave` ends its run and erases its key"
+                    )
+                self.peers.refusals.note(
+                    "keys", f"waits for {', '.join(missing or sorted(unheard))}: {words}"
+                )
         self._raise_faults()
         return True
 
