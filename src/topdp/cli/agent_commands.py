@@ -127,6 +127,11 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
         lines.append(
             f"The budget ended before the plan: no records entered a round from {result['stopped_at']} on."
         )
+    lines += [
+        f"WARNING: {peer}: {words}. Its rows may have spoiled the model: compare the model with others, ask "
+        f"{peer}, and read docs/robust.md."
+        for peer, words in result["suspects"].items()
+    ]
     if outcome.finished and not result["finished"]:
         lines.append(
             f"Most rounds were skipped ({result['skipped']}), because neighbours stated later ones. The "

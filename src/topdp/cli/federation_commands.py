@@ -10,6 +10,7 @@ import typer
 
 from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agents_installed
 from topdp.cli.shared_options import Changes, ConfigFile, Preset, expect_new_file
+from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
 from topdp.views.terminal.console import Json, err, print_json, print_result, remark, show
@@ -45,6 +46,14 @@ def create(
     largest_norm: Annotated[
         float, typer.Option(help="The largest norm of a row that agents accept; at most 1e15.")
     ] = 1e4,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="How agents mix rows, so that a hostile or faulty member cannot spoil the model: "
+            f"{', '.join(ROBUST_RULES)}; or none, if all are trusted with it.  [required]",
+        ),
+    ] = None,
     relay: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The relay for agents without an address.")
     ] = "",
@@ -66,7 +75,9 @@ def create(
                 + (f" There is no file {', '.join(missing)}." if missing else "")
             )
         federation_manifest.expect_cards(cards)
-        settings = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
+        chosen = [] if robust is None else [f"robust.rule={'mean' if robust == 'none' else robust}"]
+        settings = config.read(file, preset, [*(changes or []), *chosen, f"topology.agents={len(cards)}"])
+        federation_manifest.expect_chosen_rule(settings)
         rules = {
             "dead_neighbour": dead_neighbour,
             "idle_timeout": idle_timeout,

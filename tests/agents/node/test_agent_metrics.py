@@ -39,6 +39,7 @@ def served(tmp_path, scene):
 def test_every_metric_has_its_name_and_labels(tmp_path):
     async def scene(agent):
         agent.ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "garbage")
+        agent.ledger.note_suspect("cleo", "far away")
         async with prometheus_metrics.serve_metrics(agent, "0") as port:
             return await asyncio.to_thread(read, port), agent.context.epsilon
 
@@ -68,6 +69,8 @@ def test_every_metric_has_its_name_and_labels(tmp_path):
         ("topdp_owed", ("ada", "cleo")): 0,
         ("topdp_quarantined", ("ada", "bob")): 1,
         ("topdp_quarantined", ("ada", "cleo")): 0,
+        ("topdp_suspected", ("ada", "bob")): 0,
+        ("topdp_suspected", ("ada", "cleo")): 1,
     }
     assert 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
 

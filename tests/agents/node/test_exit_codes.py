@@ -56,7 +56,18 @@ def site(made, tmp_path, topdp, monkeypatch):
 
     def create(*more):
         cards = (folder / "ada" / "card.toml", folder / "bob" / "card.toml")
-        given = ("--links", "ada-bob", "--records", "240", "--set", "rounds=3", "--out", "new.toml")
+        given = (
+            "--links",
+            "ada-bob",
+            "--records",
+            "240",
+            "--robust",
+            "none",
+            "--set",
+            "rounds=3",
+            "--out",
+            "new.toml",
+        )
         return topdp("federation", "create", *cards, *given, *more)
 
     return SimpleNamespace(folder=folder, topdp=topdp, start=start, create=create)
@@ -112,6 +123,19 @@ def test_mistakes_in_arguments_exit_with_2(case, topdp, tmp_path, monkeypatch):
 def test_an_invalid_manifest_exits_with_2(site, more, words):
     done = site.create(*more)
     assert done.code == 2 and words in one_line(done)
+
+
+def test_a_manifest_needs_a_robust_rule_or_an_explicit_none(site):
+    cards = (site.folder / "ada" / "card.toml", site.folder / "bob" / "card.toml")
+    given = ("federation", "create", *cards, "--links", "ada-bob", "--records", "240", "--set", "rounds=3")
+    done = site.topdp(*given, "--out", "new.toml")
+    assert done.code == 2 and "--robust: expected a rule against hostile members" in one_line(done)
+    worst = ("--set", "privacy.guarantee=worst-case", "--set", "method.name=dsgd", "--set", "robust.radius=1")
+    for more, rule in ((["--robust", "clipped"], "clipped"), (["--set", "robust.rule=clipped"], "clipped")):
+        Path("new.toml").unlink(missing_ok=True)
+        done = site.topdp(*given, *worst, *more, "--out", "new.toml")
+        assert done.code == 0, done.err
+        assert tomllib.loads(Path("new.toml").read_text())["run"]["robust"]["rule"] == rule
 
 
 def test_a_manifest_contains_the_requested_largest_norm(site):

@@ -16,6 +16,7 @@ from topdp.agents.agreement.manifest import Manifest, Rules, parse_rules
 from topdp.agents.agreement.run_setup import RunSetup, expect_supported
 from topdp.base.number_text import rounded_up
 from topdp.base.progress import silent
+from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
@@ -64,6 +65,16 @@ def expect_cards(card_files: list[Path]) -> None:
         read_card(file)
     if len(card_files) < 2:
         raise ConfigError(f"Expected the cards of at least two agents, got {len(card_files)}.")
+
+
+def expect_chosen_rule(config: RunConfig) -> None:
+    """Raise ConfigError unless the user has chosen a robust rule, or none."""
+    if "rule" not in config.robust.model_fields_set:
+        raise ConfigError(
+            f"--robust: expected a rule against hostile members ({', '.join(ROBUST_RULES)}), or none, got "
+            "nothing. Without a rule, one hostile or faulty member can spoil the model of all, and the run "
+            "still ends as a success: docs/robust.md. Choose --robust none if all members are trusted."
+        )
 
 
 def build_manifest(

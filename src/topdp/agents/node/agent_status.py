@@ -37,6 +37,7 @@ PROCESS_SILENCE_SECONDS = 3 * STATUS_INTERVAL_SECONDS
 """A process of another machine counts as ended if its status is older than this."""
 
 OMITTED_WHEN_EMPTY = {"seeded", "rehearsal", "stopped", "departed", "departures", "gone", "paused", "doing"}
+OMITTED_WHEN_EMPTY |= {"suspects"}
 OMITTED_WHEN_EMPTY |= {"waits_for", "heard", "scores"}
 """Facts that are shown only if they apply. Quarantines are always shown, even if there are none."""
 
@@ -229,6 +230,7 @@ def charged_facts(ledger: Ledger) -> dict[str, Any]:
         "ends": ledger.final_round,
         "departed": ledger.departed,
         "departures": ledger.covered_departures(),
+        "suspects": ledger.suspects,
         "gone": ledger.departed_members(),
     }
 

@@ -56,6 +56,8 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     without = "1 once the budget is spent: rows carry noise and no data."
     yield gauge("topdp_without_data", without, {"": float(agent.loop.out_of_budget)})
     yield gauge("topdp_seconds", "Seconds by part.", agent.loop.timing.seconds, "part")
+    suspected = {peer: float(peer in ledger.suspects) for peer in peers.neighbours}
+    yield gauge("topdp_suspected", "1 if rows of a neighbour were unlike those of others.", suspected, "peer")
     yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
     yield gauge("topdp_quarantined", "1 if a neighbour is quarantined.", distrusted, "peer")
     releases = agent.context.part.plan.releases

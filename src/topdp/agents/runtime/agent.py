@@ -227,6 +227,7 @@ class Agent:
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
             "departures": self.ledger.covered_departures(),
+            "suspects": self.ledger.suspects,
             **({"gone": self.ledger.departed_members()} if self.shared_draws else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.loop.timing.per_round(),

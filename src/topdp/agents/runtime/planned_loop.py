@@ -38,7 +38,8 @@ class PlannedLoop(AgentLoop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.monitor = RowMonitor(self.peers.refusals, self.context.manifest.rules.largest_drift)
+        rules, note = self.context.manifest.rules, self.ledger.note_suspect
+        self.monitor = RowMonitor(self.peers.refusals, rules.largest_drift, note)
 
     async def _next_round(self) -> bool:
         waits_for_ever, shared_draws = not self.context.manifest.rules.tolerates_silence, self.shared_draws
