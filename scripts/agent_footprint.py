@@ -80,7 +80,7 @@ def _prepare(folder: Path) -> None:
         _topdp("agent", "init", "--name", name, "--identity", str(folder / name), "--address", address)
     cards = [str(folder / name / "card.toml") for name in NAMES]
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    federation = ["--links", "-".join(NAMES), "--records", str(RECORDS_PER_AGENT)]
+    federation = ["--links", "-".join(NAMES), "--records", str(RECORDS_PER_AGENT), "--robust", "none"]
     manifest = ["--out", str(folder / "manifest.toml")]
     _topdp("federation", "create", *cards, *federation, *manifest, *settings)
 

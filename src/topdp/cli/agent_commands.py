@@ -60,10 +60,10 @@ def start(
         str | None,
         typer.Option(help="host:port to bind, by default the card's; 0.0.0.0:7400 binds all interfaces."),
     ] = None,
-    metrics_port: Annotated[
-        int | None,
+    metrics: Annotated[
+        str | None,
         typer.Option(
-            "--metrics", metavar="PORT", min=1, max=65535, help="Prometheus metrics on 127.0.0.1:PORT."
+            metavar="[HOST:]PORT", help="Prometheus metrics on this port; without a host, on 127.0.0.1."
         ),
     ] = None,
     live_pairing: Annotated[
@@ -127,6 +127,11 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
         lines.append(
             f"The budget ended before the plan: no records entered a round from {result['stopped_at']} on."
         )
+    lines += [
+        f"WARNING: {peer}: {words}. Its rows may have spoiled the model: compare the model with others, ask "
+        f"{peer}, and read docs/robust.md."
+        for peer, words in result["suspects"].items()
+    ]
     if outcome.finished and not result["finished"]:
         lines.append(
             f"Most rounds were skipped ({result['skipped']}), because neighbours stated later ones. The "

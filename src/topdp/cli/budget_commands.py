@@ -124,7 +124,18 @@ def limit_in_words(epsilon: float | None, delta: float | None) -> str:
 
 
 def close_run(
-    state: State, site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False
+    state: State,
+    site: Site = None,
+    identity: IdentityFolder = Path("identity"),
+    leave: Annotated[
+        bool,
+        typer.Option(
+            "--leave",
+            help="Take no further part, not even with noise: also erase the key of noise that agents share. "
+            "For an agent without which the others have gone on or ended.",
+        ),
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """End a run permanently.
 
@@ -133,7 +144,7 @@ def close_run(
     from topdp.agents.node import site_reservation
 
     folder, _ = site_reservation.site_folder(site, identity)
-    epsilon = finite_or_none(site_reservation.close_run(folder, state))
+    epsilon = finite_or_none(site_reservation.close_run(folder, state, identity if leave else None))
     print_result(
         as_json,
         {"epsilon": epsilon},

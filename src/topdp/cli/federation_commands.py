@@ -10,6 +10,7 @@ import typer
 
 from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agents_installed
 from topdp.cli.shared_options import Changes, ConfigFile, Preset, expect_new_file
+from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
 from topdp.views.terminal.console import Json, err, print_json, print_result, remark, show
@@ -41,14 +42,22 @@ def create(
         int | None,
         typer.Option(
             min=0,
-            help="The reserve: how many agents may drop out before others charge more. Needs "
-            "--dead-neighbour wait and the guarantee adaptive. By default 1; 0 if a reserve is impossible or "
-            "slow to compute.",
+            help="The reserve: how many agents may drop out before others charge more. Needs the guarantee "
+            "adaptive and --dead-neighbour wait, or go-on where agents share noise. By default 1; 0 if a "
+            "reserve is impossible or slow to compute.",
         ),
     ] = None,
     largest_norm: Annotated[
         float, typer.Option(help="The largest norm of a row that agents accept; at most 1e15.")
     ] = 1e4,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="How agents mix rows, so that a hostile or faulty member cannot spoil the model: "
+            f"{', '.join(ROBUST_RULES)}; or none, if all are trusted with it.  [required]",
+        ),
+    ] = None,
     relay: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The relay for agents without an address.")
     ] = "",
@@ -70,7 +79,9 @@ def create(
                 + (f" There is no file {', '.join(missing)}." if missing else "")
             )
         federation_manifest.expect_cards(cards)
-        settings = config.read(file, preset, [*(changes or []), f"topology.agents={len(cards)}"])
+        chosen = [] if robust is None else [f"robust.rule={'mean' if robust == 'none' else robust}"]
+        settings = config.read(file, preset, [*(changes or []), *chosen, f"topology.agents={len(cards)}"])
+        federation_manifest.expect_chosen_rule(settings)
         rules = {
             "dead_neighbour": dead_neighbour,
             "idle_timeout": idle_timeout,

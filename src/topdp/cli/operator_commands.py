@@ -33,9 +33,10 @@ def status(
 ) -> None:
     """Show the status of an agent, also while it runs.
 
-    The status comes from its ledger and its process.
+    The status comes from its ledger and its process. The exit code is 0 while it runs, 6 if it hangs or was
+    killed, and otherwise the one with which it ended.
     """
-    from topdp.agents.node.agent_status import describe_status, read_status
+    from topdp.agents.node.agent_status import describe_status, exit_code, read_status
     from topdp.views.terminal import tables
 
     if watch:
@@ -43,6 +44,7 @@ def status(
         return
     facts = read_status(state)
     print_result(as_json, facts, tables.facts(str(facts["agent"]), describe_status(facts)))
+    raise typer.Exit(exit_code(facts))
 
 
 def _watch(state: Path, as_json: bool) -> None:
@@ -62,7 +64,7 @@ def _watch(state: Path, as_json: bool) -> None:
             elif shown != earlier:
                 print_result(as_json, facts, agent_status.status_line(state, facts))
             if agent_status.finished(facts):
-                return
+                raise typer.Exit(agent_status.exit_code(facts))
             time.sleep(WATCH_INTERVAL_SECONDS)
     except KeyboardInterrupt:
         return

@@ -1,6 +1,8 @@
-"""Tests of the metrics for Prometheus: served only on loopback, current, and only while the agent runs."""
+"""Tests of the metrics for Prometheus: where they are served, current, bounded, and while the agent runs."""
 
 import asyncio
+import contextlib
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -11,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from topdp.agents.node import prometheus_metrics
 from topdp.agents.wire.transport import ReplyCode
-from topdp.errors import UnavailableError
+from topdp.errors import InputError, UnavailableError
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -37,7 +39,8 @@ def served(tmp_path, scene):
 def test_every_metric_has_its_name_and_labels(tmp_path):
     async def scene(agent):
         agent.ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "garbage")
-        async with prometheus_metrics.serve_metrics(agent, 0) as port:
+        agent.ledger.note_suspect("cleo", "far away")
+        async with prometheus_metrics.serve_metrics(agent, "0") as port:
             return await asyncio.to_thread(read, port), agent.context.epsilon
 
     text, epsilon = served(tmp_path, scene)
@@ -66,13 +69,15 @@ def test_every_metric_has_its_name_and_labels(tmp_path):
         ("topdp_owed", ("ada", "cleo")): 0,
         ("topdp_quarantined", ("ada", "bob")): 1,
         ("topdp_quarantined", ("ada", "cleo")): 0,
+        ("topdp_suspected", ("ada", "bob")): 0,
+        ("topdp_suspected", ("ada", "cleo")): 1,
     }
     assert 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
 
 
 def test_the_server_listens_on_loopback_only_and_ends_with_its_context(tmp_path):
     async def scene(agent):
-        async with prometheus_metrics.serve_metrics(agent, 0) as port:
+        async with prometheus_metrics.serve_metrics(agent, "0") as port:
             with socket.socket() as other, pytest.raises(OSError):
                 other.bind(("127.0.0.1", port))
             with socket.socket() as elsewhere:
@@ -85,7 +90,7 @@ def test_the_server_listens_on_loopback_only_and_ends_with_its_context(tmp_path)
 
 def test_a_closed_ledger_has_no_metrics(tmp_path):
     async def scene(agent):
-        async with prometheus_metrics.serve_metrics(agent, 0) as port:
+        async with prometheus_metrics.serve_metrics(agent, "0") as port:
             agent.ledger.close()
             return await asyncio.to_thread(read, port)
 
@@ -98,7 +103,7 @@ def test_refusals_pauses_and_waits_are_counted(tmp_path):
         agent.loop.waits.set_peers(["bob"])
         for kind in ("stranger", "stranger", "linked"):
             agent.peers.refusals.report("bob", kind, "words")
-        async with prometheus_metrics.serve_metrics(agent, 0) as port:
+        async with prometheus_metrics.serve_metrics(agent, "0") as port:
             return await asyncio.to_thread(read, port)
 
     text = served(tmp_path, scene)
@@ -116,7 +121,55 @@ def test_a_port_that_is_in_use_is_named(tmp_path):
             other.bind(("127.0.0.1", 0))
             other.listen()
             with pytest.raises(UnavailableError, match="--metrics: could not listen"):
-                async with prometheus_metrics.serve_metrics(agent, other.getsockname()[1]):
+                async with prometheus_metrics.serve_metrics(agent, str(other.getsockname()[1])):
                     pass
 
     served(tmp_path, scene)
+
+
+def test_connections_that_send_nothing_use_up_no_descriptors(tmp_path):
+    async def scene(agent):
+        async with prometheus_metrics.serve_metrics(agent, "0") as port:
+            before = len(os.listdir("/proc/self/fd"))
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+            await asyncio.sleep(0.1)
+            most = prometheus_metrics.MAX_SCRAPES
+            assert len(os.listdir("/proc/self/fd")) - before <= 50 + most
+            text = await asyncio.to_thread(read, port)
+            for _, writer in idle:
+                writer.transport.abort()
+            return text
+
+    assert "topdp_rounds" in served(tmp_path, scene)
+
+
+def test_a_request_without_end_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(prometheus_metrics, "SCRAPE_TIMEOUT_SECONDS", 0.05)
+
+    async def scene(agent):
+        async with prometheus_metrics.serve_metrics(agent, "0") as port:
+            found = []
+            for request in (b"GET /metrics HTTP/1.1\r\n", b"x" * 200_000):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request)
+                with contextlib.suppress(ConnectionError):
+                    found.append(await reader.read())
+                writer.transport.abort()
+            return found
+
+    assert not any(served(tmp_path, scene))
+
+
+@pytest.mark.parametrize("address", ["70000", "here:", "here", "-1", "::1:²"])
+def test_an_address_without_a_port_is_refused(tmp_path, address):
+    with pytest.raises(InputError, match="--metrics: expected PORT or HOST:PORT"):
+        prometheus_metrics.metrics_host_and_port(address)
+
+
+def test_the_server_listens_where_it_is_told_to(tmp_path):
+    async def scene(agent):
+        async with prometheus_metrics.serve_metrics(agent, "127.0.0.3:0") as port:
+            place = f"http://127.0.0.3:{port}/metrics"
+            return await asyncio.to_thread(lambda: urllib.request.urlopen(place, timeout=5).read().decode())
+
+    assert "topdp_rounds" in served(tmp_path, scene)

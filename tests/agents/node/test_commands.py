@@ -113,7 +113,7 @@ def test_commands_create_identities_and_a_manifest(tmp_path, topdp):
         cards.append(tmp_path / name / "card.toml")
 
     place = tmp_path / "manifest.toml"
-    common = ("federation", "create", *cards, "--links", "ada-bob,bob-cleo", "--json")
+    common = ("federation", "create", *cards, "--links", "ada-bob,bob-cleo", "--robust", "none", "--json")
     common += ("--set", "rounds=5", "--set", "topology.kind=ring")
     made = topdp(*common, "--records", "100,80,60", "--out", place)
     assert made.code == 0, made.err

@@ -71,7 +71,7 @@ def test_the_unit_has_valid_options_and_restarts_only_after_exit_codes_that_may_
     words = shlex.split(setting("ExecStart")[0])
     assert words[0].endswith("/topdp")
     found = parsed(words[1:])
-    assert found["metrics_port"] == 9464 and found["json_log"]
+    assert found["metrics"] == "9464" and found["json_log"]
     never = {int(code) for code in setting("RestartPreventExitStatus")[0].split()}
     assert never == {ExitCode.INPUT, ExitCode.BUDGET, ExitCode.TRUST, ExitCode.DATA, ExitCode.INTERRUPTED}
     assert setting("Restart") == ["on-failure"]  # what remains: faults, kills, a port in use
@@ -117,11 +117,42 @@ def test_the_compose_file_starts_three_sites_that_share_only_the_manifest():
         for key in ("manifest", "identity", "data", "state"):
             assert str(start[key]) in mounts, (name, key)
         places[name] = {source for target, source in mounts.items() if target != "/manifest.toml"}
-        assert mounts["/state"] in found["volumes"] and service["restart"] == "on-failure"
+        assert {mounts["/state"], mounts["/site"]} <= set(found["volumes"])
+        assert service["restart"] == "on-failure" and entrypoint()[0].endswith("/start-agent")
         assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
     assert not (
         places["ada"] & places["bob"] | places["bob"] & places["cleo"] | places["ada"] & places["cleo"]
     )
+
+
+@pytest.mark.parametrize("code", [*ExitCode, 137])
+def test_a_container_is_not_started_again_after_codes_that_would_come_again(tmp_path, code):
+    program = tmp_path / "topdp"
+    program.write_text(f'#!/bin/sh\necho "$@"\nexit {int(code)}\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    started = [DEPLOY / "start-agent", "agent", "start", "--state", "a b"]
+    done = subprocess.run(started, env=environment, capture_output=True, text=True)
+    again = code in (ExitCode.UNEXPECTED, ExitCode.UNAVAILABLE, 137)
+    assert done.stdout == "agent start --state a b\n" and done.returncode == (int(code) if again else 0)
+    assert done.stderr == ("" if again or not code else done.stderr) and bool(done.stderr) != (
+        again or not code
+    )
+
+
+def test_a_container_passes_sigterm_on_and_waits_for_the_agent(tmp_path):
+    program = tmp_path / "topdp"
+    program.write_text(
+        "#!/bin/sh\ntrap 'echo ended; exit 6' TERM\necho ready\nwhile :; do sleep 0.05; done\n"
+    )
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with subprocess.Popen(
+        [DEPLOY / "start-agent"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as made:
+        assert made.stdout.readline() == "ready\n"
+        made.terminate()
+        assert made.stdout.read() == "ended\n" and made.wait(30) == 6
 
 
 # Prometheus and Grafana
@@ -138,7 +169,7 @@ def served(tmp_path_factory):
         agent = made.agent(0, Wire().transport("ada"))
         agent.peers.refusals.report("bob", "stranger", "words")
         try:
-            async with prometheus_metrics.serve_metrics(agent, 0) as port:
+            async with prometheus_metrics.serve_metrics(agent, "0") as port:
                 place = f"http://127.0.0.1:{port}/metrics"
                 return await asyncio.to_thread(
                     lambda: urllib.request.urlopen(place, timeout=5).read().decode()

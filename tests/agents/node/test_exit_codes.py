@@ -2,10 +2,12 @@
 
 import fcntl
 import json
+import os
 import shutil
 import socket
 import sqlite3
 import sys
+import time
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +23,7 @@ from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.node import agent_status
 from topdp.agents.wire.transport import MessageKind, Reply, ReplyCode
 from topdp.base.files import write_atomically
 from topdp.errors import TrustError
@@ -53,7 +56,18 @@ def site(made, tmp_path, topdp, monkeypatch):
 
     def create(*more):
         cards = (folder / "ada" / "card.toml", folder / "bob" / "card.toml")
-        given = ("--links", "ada-bob", "--records", "240", "--set", "rounds=3", "--out", "new.toml")
+        given = (
+            "--links",
+            "ada-bob",
+            "--records",
+            "240",
+            "--robust",
+            "none",
+            "--set",
+            "rounds=3",
+            "--out",
+            "new.toml",
+        )
         return topdp("federation", "create", *cards, *given, *more)
 
     return SimpleNamespace(folder=folder, topdp=topdp, start=start, create=create)
@@ -109,6 +123,19 @@ def test_mistakes_in_arguments_exit_with_2(case, topdp, tmp_path, monkeypatch):
 def test_an_invalid_manifest_exits_with_2(site, more, words):
     done = site.create(*more)
     assert done.code == 2 and words in one_line(done)
+
+
+def test_a_manifest_needs_a_robust_rule_or_an_explicit_none(site):
+    cards = (site.folder / "ada" / "card.toml", site.folder / "bob" / "card.toml")
+    given = ("federation", "create", *cards, "--links", "ada-bob", "--records", "240", "--set", "rounds=3")
+    done = site.topdp(*given, "--out", "new.toml")
+    assert done.code == 2 and "--robust: expected a rule against hostile members" in one_line(done)
+    worst = ("--set", "privacy.guarantee=worst-case", "--set", "method.name=dsgd", "--set", "robust.radius=1")
+    for more, rule in ((["--robust", "clipped"], "clipped"), (["--set", "robust.rule=clipped"], "clipped")):
+        Path("new.toml").unlink(missing_ok=True)
+        done = site.topdp(*given, *worst, *more, "--out", "new.toml")
+        assert done.code == 0, done.err
+        assert tomllib.loads(Path("new.toml").read_text())["run"]["robust"]["rule"] == rule
 
 
 def test_a_manifest_contains_the_requested_largest_norm(site):
@@ -200,6 +227,15 @@ def readable_by_others(site):
     (site.folder / "ada" / "key.pem").chmod(0o644)
 
 
+def identity_that_others_can_write(site):
+    (site.folder / "ada").chmod(0o777)
+
+
+def state_that_others_can_write(site):
+    Path("state").mkdir()
+    Path("state").chmod(0o777)
+
+
 def key_of_another(site):
     shutil.copy(site.folder / "bob" / "key.pem", site.folder / "ada" / "key.pem")
 
@@ -227,6 +263,8 @@ def expired(site):
 
 DISTRUST = {
     "readable by others": (readable_by_others, "mode 600"),
+    "an identity folder that others can write": (identity_that_others_can_write, "chmod 700"),
+    "a state folder that others can write": (state_that_others_can_write, "chmod 700"),
     "the key of another": (key_of_another, "got another key"),
     "the certificate of another": (certificate_of_another, "got another one"),
     "a manifest that was changed": (changed_manifest, "damaged or was changed"),
@@ -337,6 +375,32 @@ def test_status_reports_quarantined_neighbours_and_the_reason(site, tmp_path):
         "bob": {"code": "NOT_A_ROW", "words": "sent what is not a row"}
     }
     assert "sent what is not a row" in site.topdp("agent", "status", "--state", "state").out
+
+
+def test_status_exits_with_the_code_of_the_agent_or_6_if_it_hangs_or_was_killed(site, tmp_path, monkeypatch):
+    Ledger(tmp_path / "state", "federation", "ada").close()
+    ask = ("agent", "status", "--state", "state", "--json")
+    assert site.topdp(*ask).code == 0  # no process has written a status
+    facts = {"process": os.getpid(), "written": time.time(), "round": 3, "rounds": 9, "budget": 1.0}
+    mine = agent_status.process_birth(os.getpid())
+
+    def code(**changes):
+        state = {"state": "waits", "begun": mine, **facts, **changes}
+        agent_status.ProcessStatus(**state).write(tmp_path / "state")
+        return site.topdp(*ask).code
+
+    assert code() == 0
+    assert code(begun=f"{agent_status._machine_id()}0") == 6  # it was killed
+    assert code(written=time.time() - 60) == 6  # it hangs
+    for ended in (0, 2, 3, 4):
+        assert code(state="ended", code=ended) == ended
+
+
+def test_a_manifest_names_no_data_set_unless_it_is_told_to(site):
+    for more, name in (([], "own"), (["--set", "data.name=fashion-mnist"], "fashion-mnist")):
+        Path("new.toml").unlink(missing_ok=True)
+        assert site.create(*more).code == 0
+        assert tomllib.loads(Path("new.toml").read_text())["run"]["data"]["name"] == name
 
 
 def test_records_in_another_order_after_a_restart_exit_with_5(site, tmp_path):

@@ -44,7 +44,7 @@ def federation(tmp_path, topdp):
     made = tmp_path / "manifest.toml"
     done = topdp(
         "federation", "create", *cards, "--links", "ada-bob,bob-cleo,ada-cleo", "--records", "300", *settings,
-        "--out", made,
+        "--robust", "none", "--out", made,
     )  # fmt: skip
     assert done.code == 0
     return tmp_path
@@ -79,7 +79,7 @@ def test_code_that_a_manifest_names_is_reported_before_it_is_imported(federation
     cards = [federation / name / "card.toml" for name in ("ada", "bob")]
     made = federation / "code.toml"
     settings = ["--links", "ada-bob", "--records", "30", "--set", "rounds=2", "--set", "model.name=this:s"]
-    assert topdp("federation", "create", *cards, *settings, "--out", made).code == 0
+    assert topdp("federation", "create", *cards, *settings, "--robust", "none", "--out", made).code == 0
     state = ["--state", federation / "state", "--data", "nowhere.npz", "--identity", federation / "ada"]
     done = topdp("agent", "start", "--manifest", made, *state)
     assert done.code == 5 and "imported and called: model.name = 'this:s'" in done.err

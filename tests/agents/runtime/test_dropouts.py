@@ -14,8 +14,10 @@ from test_exhausted import read_ledger, truth
 
 from builders import cyclic_pairs
 from topdp import topology
+from topdp.agents.agreement.run_marks import RUN_KEY_FILE, RunSecret
 from topdp.agents.agreement.signatures import Notice, encode_notices
 from topdp.agents.ledger.ledger import Ledger
+from topdp.agents.node.site_reservation import close_run
 from topdp.agents.runtime import budget_meter
 from topdp.agents.wire.transport import Message, MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -38,6 +40,46 @@ def small(folder, *changes, graph=None, rounds=9, gossip=1, epsilon=2.0, **how):
         **how,
     )
     return symbolic(made)
+
+
+@pytest.mark.parametrize("departures", [0, 1])
+def test_data_enter_to_the_last_round_after_one_departure_in_the_reserve(tmp_path, departures):
+    """One of five is gone for good early on; without a reserve, data stop in the middle of the run."""
+    made = sharing(
+        tmp_path, "privacy.epsilon=2.0", graph=topology.complete(5), rounds=40, tolerates_silence=True,
+        idle_timeout=2.0, departures=departures,
+    )  # fmt: skip
+    run = on_virtual_time(
+        live(made, wire=Wire(delay=0.05), failpoints={GONE: "after_ledger:8"}, for_good=[GONE])
+    )
+    stops = {run.outcomes[i].result["stopped_at"] for i in left(made)}
+    assert stops == {None} if departures else max(stops) < 35
+    for i in left(made):
+        assert run.outcomes[i].result["spent"]["epsilon"] <= made.setup.budget(i) * (1 + 1e-9)
+
+
+def test_an_agent_that_returns_after_the_end_says_what_to_do_and_leaves_no_key(tmp_path, caplog):
+    """Nobody tells it that the others have gone on: they have ended."""
+    made = sharing(
+        tmp_path, graph=topology.complete(3), rounds=4, tolerates_silence=True, idle_timeout=2.0
+    )  # fmt: skip
+    key = RunSecret(made.private(0).folder, made.setup.manifest.hash).folder / RUN_KEY_FILE
+
+    async def scene():
+        wire = Wire(delay=0.05)
+        await live(made, wire=wire, failpoints={0: "after_ledger:2"}, for_good=[0])
+        agent = made.agent(0, wire.transport("ada"))
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(60)
+        agent.stop()
+        await task
+
+    on_virtual_time(scene())
+    assert "bob, cleo: not heard since the start" in caplog.text and key.exists()
+    close_run(tmp_path / "site", made.state(0), made.private(0).folder)
+    assert not key.exists()
+    with pytest.raises(TrustError, match="gone on without this agent"):
+        made.agent(0, Wire().transport("ada"))
 
 
 def left(made, gone=(GONE,)):

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import shutil
 import sqlite3
+from pathlib import Path
 
 import pytest
 from history import Crash, Wire, abandon, federation, on_virtual_time, sharing
@@ -13,7 +16,7 @@ from topdp.agents.agreement.run_marks import RollbackMark, RunSecret
 from topdp.agents.development.development_hooks import Failpoints
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import TamperedError
-from topdp.errors import InputError, TrustError
+from topdp.errors import InputError, TrustError, UnavailableError
 
 pytestmark = pytest.mark.usefixtures("quick")
 MAKERS = {"own": federation, "shared": sharing}
@@ -92,6 +95,28 @@ def test_no_agent_starts_on_a_ledger_that_was_tampered_with(tmp_path, change):
     for _ in range(2):  # the lock is free again
         with pytest.raises(TamperedError):
             made.agent(0, Wire().transport(made.names[0]))
+
+
+@pytest.mark.parametrize("fault", [errno.EMFILE, errno.EACCES])
+def test_a_mark_that_cannot_be_read_is_not_the_mark_of_another_agent(tmp_path, monkeypatch, fault):
+    mark = RollbackMark(tmp_path, "00" * 32)
+    mark.note("ledger", 1, "head")
+
+    def unreadable(*_, **__):
+        raise OSError(fault, os.strerror(fault))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", unreadable)
+        with pytest.raises(UnavailableError, match="The ledger keeps every charge"):
+            mark.note("ledger", 2, "head")
+    mark.note("ledger", 2, "head")
+    RollbackMark(tmp_path, "00" * 32).path.unlink()  # somebody has removed it: this agent writes it again
+    mark.note("ledger", 3, "head")
+    another = RollbackMark(tmp_path, "00" * 32)
+    another.resume("another ledger", -1, lambda head: False)
+    another.note("another ledger", 0, "head")
+    with pytest.raises(TrustError, match="two agents run under this manifest"):
+        mark.note("ledger", 4, "head")
 
 
 def test_a_mark_that_cannot_be_written_says_what_to_do_and_nothing_about_rows(tmp_path):

@@ -95,6 +95,7 @@ def test_a_hostile_agent_is_reported_and_left_out_if_drifts_are_limited(tmp_path
     )
     on_virtual_time(live(made))
     assert {(peer, kind) for name, peer, kind in reports if name != hostile} == {(hostile, "drift")}
+    assert all(set(made.results()[agent]["suspects"]) == {hostile} for agent in honest)
     norms = made.estimates()[honest].norm(dim=1)
     departed = {made.results()[agent]["departed"] is not None for agent in honest}
     if limited:

@@ -17,7 +17,7 @@ from topdp.agents.agreement.identity import generate
 from topdp.agents.wire.byte_pipes import connect, join
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.relay_server import RelayLimits, RelayServer
-from topdp.agents.wire.relay_tunnels import CALL, JOINED, WAIT, greeting, meeting_place
+from topdp.agents.wire.relay_tunnels import CALL, JOINED, WAIT, greeting, meeting_place, waiting_token
 from topdp.agents.wire.transport import Message, MessageKind, Unreachable
 from topdp.errors import InputError, UnavailableError
 
@@ -285,16 +285,99 @@ def test_the_relay_ends_connections_that_break_its_rules(case):
 def test_the_relay_limits_connections_in_total_per_address_and_per_place():
     async def body():
         address = free_address()
-        limits = RelayLimits(connections=6, per_address=4, per_place=2)
+        limits = RelayLimits(connections=8, per_address=4, per_place=2)
         async with serving(RelayServer(limits), address) as relay:
-            ends = [await connect(address) for _ in range(3)]
-            for end in ends:
-                end.writer.write(greeting(WAIT, PLACE))
+            ends = []
+            for _ in range(3):
+                ends.append(await connect(address))
+                ends[-1].writer.write(greeting(WAIT, PLACE))
+                await asyncio.sleep(0.02)
             assert await ends[0].reader.read() == b""  # the third connection replaced it
             assert len(relay.waiting[PLACE]) == 2
             ends += [await connect(address) for _ in range(2)]
             assert b"too many" in await send_words(address, b"")
             for end in ends:
+                end.cut()
+
+    run(body())
+
+
+@contextlib.asynccontextmanager
+async def members_only(**limits):
+    """A relay for the members ant and bee: (relay, its address, ant, bee)."""
+    federation, address = firewalled()
+    cards = {card.fingerprint: card for card in federation.manifest.cards}
+    async with serving(RelayServer(RelayLimits(**limits), cards), address) as relay:
+        yield relay, address, federation.identities["ant"], federation.identities["bee"]
+
+
+async def is_joined(address, member):
+    """Whether a member that waits is joined with a caller."""
+    waiting, calling = await connect(address), None
+    try:
+        waiting.writer.write(greeting(WAIT, PLACE, waiting_token(member, PLACE)))
+        await asyncio.sleep(0.1)
+        calling = await connect(address)
+        calling.writer.write(greeting(CALL, PLACE))
+        async with asyncio.timeout(5):
+            return [await end.reader.read(1) for end in (waiting, calling)] == [JOINED] * 2
+    finally:
+        for end in filter(None, (waiting, calling)):
+            end.cut()
+
+
+def test_strangers_cannot_close_a_relay():
+    async def body():
+        async with members_only(connections=16) as (relay, address, ant, _):
+            strangers = [
+                await connect(address) for _ in range(30)
+            ]  # silent; some have waited without a token
+            for end in strangers[::2]:
+                with contextlib.suppress(ConnectionError):
+                    end.writer.write(greeting(WAIT, PLACE))
+            await asyncio.sleep(0.1)
+            assert relay.connections.total() <= 4 and not relay.waiting
+            assert await is_joined(address, ant)
+            for end in strangers:
+                end.cut()
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    "case", ["nothing", "a stranger's card", "another place", "another's card", "garbage"]
+)
+def test_only_members_may_wait_at_a_relay(case):
+    async def body():
+        async with members_only() as (relay, address, ant, bee):
+            stranger = generate("eve")
+            token = {
+                "nothing": "",
+                "a stranger's card": waiting_token(stranger, PLACE),
+                "another place": waiting_token(ant, "cd" * 32),
+                "another's card": f"{bee.card.fingerprint} {waiting_token(ant, PLACE).split()[1]}",
+                "garbage": f"{ant.card.fingerprint} 00",
+            }[case]
+            assert b"only members" in await send_words(address, greeting(WAIT, PLACE, token))
+            assert not relay.waiting and not relay._strangers
+            assert await is_joined(address, ant)
+
+    run(body())
+
+
+def test_one_member_holds_a_limited_number_of_connections():
+    async def body():
+        async with members_only(per_card=3) as (relay, address, ant, bee):
+            other = await connect(address)
+            other.writer.write(greeting(WAIT, PLACE, waiting_token(bee, PLACE)))
+            ends = []
+            for k in range(9):
+                place = f"{k:064x}"
+                ends.append(await connect(address))
+                ends[-1].writer.write(greeting(WAIT, place, waiting_token(ant, place)))
+                await asyncio.sleep(0.02)
+            assert len(relay.waiting) == 4 and PLACE in relay.waiting
+            for end in [*ends, other]:
                 end.cut()
 
     run(body())
@@ -342,22 +425,25 @@ def test_a_silent_pair_of_connections_is_closed():
 
 
 def test_a_relay_needs_neither_torch_nor_grpc():
-    modules = "topdp.cli.app, topdp.agents.wire.relay_server"
+    modules = "topdp.cli.app, topdp.agents.wire.relay_server, topdp.agents.agreement.manifest"
     code = f"import sys, {modules}; print({{'torch', 'grpc'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
-def test_the_command_serves_until_it_is_terminated(topdp):
-    address = free_address()
-    command = [sys.executable, "-m", "topdp", "relay", "--listen", address]
+def test_the_command_serves_until_it_is_terminated(topdp, tmp_path):
+    federation, address = firewalled()
+    federation.manifest.write(tmp_path / "manifest.toml")
+    known = ["--manifest", str(tmp_path / "manifest.toml")]
+    command = [sys.executable, "-m", "topdp", "relay", "--listen", address, *known]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert address in process.stderr.readline()
-        taken = topdp("relay", "--listen", address)
+        taken = topdp("relay", "--listen", address, *known)
         assert taken.code == 6 and "Could not listen" in taken.err
         process.terminate()
         assert process.wait(30) == 0
-    assert topdp("relay", "--listen", "nowhere").code == 2
+    assert topdp("relay", "--listen", "nowhere", *known).code == 2
+    assert topdp("relay", "--listen", address).code == 2  # no manifest
 
 
 def test_a_port_in_use_is_named():
@@ -467,7 +553,8 @@ def test_two_sites_behind_routers_connect_through_a_relay(tmp_path):
 
     try:
         networks(name)
-        relay = start("wan", "-m", "topdp", "relay", "--listen", "198.51.100.1:7500")
+        known = ("--manifest", tmp_path / "manifest.toml")
+        relay = start("wan", "-m", "topdp", "relay", "--listen", "198.51.100.1:7500", *known)
         assert "listens" in relay.stdout.readline()
         direct = "import socket; socket.create_connection(('198.51.100.12', 7400), 0.5)"
         assert start("site1", "-c", direct).wait(30) != 0  # nobody can be dialled directly

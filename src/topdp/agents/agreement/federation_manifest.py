@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from topdp.agents.agreement.manifest import Manifest, Rules, parse_rules
 from topdp.agents.agreement.run_setup import RunSetup, expect_supported
 from topdp.base.number_text import rounded_up
 from topdp.base.progress import silent
+from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
@@ -27,6 +29,8 @@ from topdp.runs.run_outline import RunOutline, budgets, method_of
 from topdp.topology import Topology, from_edges
 
 EPSILON_MARGIN = 1 + 1e-9
+OWN_DATA = "own"
+"""The value of `data.name` in a manifest: every agent has records of its own."""
 
 
 def create_manifest(
@@ -37,6 +41,8 @@ def create_manifest(
     `records`: record counts, as for `parse_record_counts`. `links`: pairs of names, as for `parse_links`;
     None: the graph of `config`. `options`: values of `Rules`; `departures` may be None for the default.
     """
+    if "name" not in config.data.model_fields_set:  # not the data set that simulations use by default
+        config = config.model_copy(update={"data": config.data.model_copy(update={"name": OWN_DATA})})
     cards = [read_card(file) for file in card_files]
     names = tuple(card.name for card in cards)
     graph = RunOutline.of(config).graph if links is None else _parse_graph(links, names)
@@ -45,7 +51,7 @@ def create_manifest(
     if departures and not keeps_reserve(config, rules):
         raise ConfigError(
             f"--departures: expected none, got {departures}: a reserve requires privacy.guarantee=adaptive, "
-            "agents that wait, and a method without shared noise. Otherwise charges do not depend on "
+            "and agents that wait or, where they share noise, that go on. Otherwise charges do not depend on "
             "departures, or no reserve is possible. Omit --departures."
         )
     if departures is None:
@@ -59,6 +65,16 @@ def expect_cards(card_files: list[Path]) -> None:
         read_card(file)
     if len(card_files) < 2:
         raise ConfigError(f"Expected the cards of at least two agents, got {len(card_files)}.")
+
+
+def expect_chosen_rule(config: RunConfig) -> None:
+    """Raise ConfigError unless the user has chosen a robust rule, or none."""
+    if "rule" not in config.robust.model_fields_set:
+        raise ConfigError(
+            f"--robust: expected a rule against hostile members ({', '.join(ROBUST_RULES)}), or none, got "
+            "nothing. Without a rule, one hostile or faulty member can spoil the model of all, and the run "
+            "still ends as a success: docs/robust.md. Choose --robust none if all members are trusted."
+        )
 
 
 def build_manifest(
@@ -80,11 +96,11 @@ def build_manifest(
     if keeps_reserve(config, rules):
         ratio = None
         if rules.departures and config.privacy.sigma is None:
-            without, _ = complete_config(config, graph, counts, Rules())
+            without, _ = complete_config(config, graph, counts, rules.model_copy(update={"departures": 0}))
             sigma, smallest = (np.asarray(each.privacy.sigma, dtype=float) for each in (complete, without))
             ratio = float(np.max(sigma / smallest))
-        remarks.append(_reserve_remark(rules.departures, ratio, account))
-    elif rules.tolerates_silence and kind.counts_colluders and method_of(config).shares_noise:
+        remarks.append(_reserve_remark(rules, ratio, account))
+    if rules.tolerates_silence and kind.counts_colluders and method_of(config).shares_noise:
         remarks.append(
             "Where agents share noise, an agent that is silent for the idle timeout is excluded for good: "
             "make the timeout longer than a restart takes (--idle-timeout)."
@@ -117,8 +133,13 @@ def build_manifest(
 
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
-    """Return whether charges rely on other agents' noise, so that a reserve for departures has an effect."""
-    return _counts_departures(config) and not rules.tolerates_silence
+    """Return whether charges grow with departures, so that a reserve for departures has an effect.
+
+    They rely on other agents' noise while agents wait. Where agents share noise, they go on without an agent
+    that then counts as a colluder.
+    """
+    kind, shares_noise = guarantee_kind(config.privacy.guarantee), method_of(config).shares_noise
+    return kind.counts_colluders and shares_noise == rules.tolerates_silence
 
 
 def _counts_departures(config: RunConfig) -> bool:
@@ -130,21 +151,27 @@ def _counts_departures(config: RunConfig) -> bool:
 def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
     """Return the default reserve: 1, so that one member that fails or lies does not end all training.
 
-    Return 0 if a reserve has no effect, or if there are too many coalitions to examine by default.
+    Return 0 if a reserve has no effect, if there are too many coalitions to examine by default, or if shared
+    noise would hide nothing from those that count as colluders.
     """
     colluders = config.privacy.colluders + 1
     coalitions = math.comb(agents, min(colluders, agents - 1))
     examined = config.privacy.allow_slow or coalitions <= MAX_UNASKED_COALITIONS
-    return int(keeps_reserve(config, rules) and examined)
+    hides = colluders < agents - 1 or not method_of(config).shares_noise
+    return int(keeps_reserve(config, rules) and examined and hides)
 
 
-def _reserve_remark(departures: int, ratio: float | None, account: Account) -> str:
+def _reserve_remark(rules: Rules, ratio: float | None, account: Account) -> str:
     """Return a remark on the noise that the reserve costs, and on what happens when it is used up.
 
     `ratio`: noise with the reserve divided by noise without it; None if the user gave the noise.
     """
+    departures = rules.departures
     beyond = (
-        "agents that observe more departures charge by worst case from then on (up to epsilon "
+        "after more departures, each agent that is gone counts as one more colluder, and data may have to "
+        "stop long before the last round."
+        if rules.tolerates_silence
+        else "agents that observe more departures charge by worst case from then on (up to epsilon "
         f"{rounded_up(_largest_worst_case(account))}), and may have to stop using their data."
     )
     if not departures:
@@ -209,7 +236,8 @@ def complete_config(
     """Return the configuration with noise, budgets and record counts of every agent, and its account.
 
     `counts`: number of records of each agent. If agents go on without a silent neighbour and draws are
-    shared, a little more noise is added: budgets must include what each agent reserves for its own departure.
+    shared, more noise is added: budgets must include what each agent reserves for its own departure, and the
+    agents in the reserve count as colluders from the beginning.
     """
     expect_named_task(config)
     outline = RunOutline.of(config, graph)
@@ -218,14 +246,14 @@ def complete_config(
     config = run.config
     privacy, guarantee = config.privacy, config.privacy.guarantee
     colluders = privacy.colluders
-    if _counts_departures(config):  # elsewhere, an agent counts as a colluder from its departure onwards
+    if _counts_departures(config) or keeps_reserve(config, rules):
         colluders = max(colluders, min(colluders + rules.departures, graph.agents - 1))
     with_reserve_used = privacy.model_copy(update={"colluders": colluders})
     reserved = resolve(config.model_copy(update={"privacy": with_reserve_used}), graph, counts)
     plan, account = plan_and_account(reserved)
     is_given, factor = run.sigma is not None, 1.0
     if rules.tolerates_silence and guarantee_kind(guarantee).composes_releases(plan):
-        factor = with_reserve(plan, run.analysis.exposure(), query_of(config))
+        factor = with_reserve(plan, run.analysis.exposure(), replace(query_of(config), colluders=colluders))
     if factor > 1:
         # Given noise is not changed: with the reserve it has the ε of less noise without a reserve.
         account = accounted(reserved, plan.noise_scaled(1 / factor if is_given else factor), None, silent)

@@ -133,6 +133,16 @@ def save(folder: Path, identity: Identity) -> Identity:
     return identity
 
 
+def expect_own_folder(folder: Path) -> None:
+    """Raise TrustError if other users can write to `folder`: they could replace keys, marks or a ledger."""
+    mode = folder.stat().st_mode & 0o777
+    if mode & 0o022:
+        raise TrustError(
+            f"Expected {folder} to be writable by its owner only (mode 700), got mode {mode:o}: others may "
+            f"have replaced its files. Use `chmod 700 {folder}` if you know that they have not."
+        )
+
+
 def load_identity(folder: Path) -> Identity:
     """Load the identity in `folder`, which may have expired. Raise an error if it cannot be read."""
     path = folder / KEY_FILE
@@ -145,6 +155,7 @@ def load_identity(folder: Path) -> Identity:
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not read {path}: {error.strerror}.") from error
+    expect_own_folder(folder)
     if mode & 0o077:
         raise TrustError(
             f"Expected {path} to be readable by its owner only (mode 600), got mode {mode:o}: others may "

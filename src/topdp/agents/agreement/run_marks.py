@@ -29,7 +29,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from topdp.base.files import FileError, write_atomically
-from topdp.errors import InputError, TrustError
+from topdp.errors import InputError, TrustError, UnavailableError
 
 RUNS_FOLDER = "runs"
 RUN_KEY_FILE, RUN_MARK_FILE = "key", "mark"
@@ -133,7 +133,12 @@ class RunSecret:
             return _RunMark(str(tree["public"]), int(tree["round"]))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise UnavailableError(
+                f"Could not read the mark of this run, {path}: {error.strerror}. Make the file readable, or "
+                "close files if too many are open; then start again."
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
             raise TrustError(
                 f"Expected the mark of a run in {path}, but it cannot be read: {error}"
             ) from None
@@ -200,7 +205,7 @@ class RollbackMark:
 
     def note(self, ledger_id: str, round: int, head: str) -> None:
         """Record that rows of `round` may be sent from now on. `head`: hash of the ledger's last entry."""
-        if self._read() != self._last:
+        if self._read() not in (self._last, None):
             raise TrustError(
                 f"Expected in {self.path} the mark that this agent wrote last, but found another one: two "
                 "agents run under this manifest with one identity. End one of them; both have spent."
@@ -221,8 +226,13 @@ class RollbackMark:
         try:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
             return _MarkedEntry(str(tree["books"]), int(tree["round"]), str(tree["head"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None  # it was lost or never written; neighbours report the rows that they have in any case
+        except OSError as error:
+            raise UnavailableError(
+                f"Could not read the rollback mark {self.path}: {error.strerror}. The ledger keeps every "
+                "charge. Make the file readable, or close files if too many are open; then start again."
+            ) from error
 
 
 def _sync_folder(folder: Path) -> None:

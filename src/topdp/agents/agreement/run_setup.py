@@ -59,7 +59,7 @@ class RunSetup:
     def coalition(self) -> int:
         """The number of colluders that charges assume: `privacy.colluders` plus the reserve."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
-        if in_the_open(self.plan):  # there, a departed agent counts from the round of its departure onwards
+        if in_the_open(self.plan):  # there, a departed agent counts from its departure on, within its reserve
             return privacy.colluders
         return min(privacy.colluders + self.manifest.rules.departures, agents - 1)
 

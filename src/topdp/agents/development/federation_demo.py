@@ -77,7 +77,8 @@ def run(
     progress(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
     with ExitStack() as stack:
         if rules.relay:
-            server = child_processes.start(["relay", "--listen", rules.relay], folder / "relay.log")
+            words = ["relay", "--listen", rules.relay, "--manifest", str(folder / MANIFEST_FILE)]
+            server = child_processes.start(words, folder / "relay.log")
             stack.callback(child_processes.terminate_all, {0: server}, ["the relay"], lambda _: None)
         codes = run_processes(folder, names, seeded, budgets or {}, progress)
     results = []

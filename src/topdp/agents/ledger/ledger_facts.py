@@ -127,6 +127,17 @@ class LedgerFacts:
             str(peer): str(words) for peer, words in json.loads(self.meta.get("departures", "{}")).items()
         }
 
+    def note_suspect(self, peer: str, words: str) -> None:
+        """Record that rows of `peer` are unlike those of others. The first reason counts."""
+        if peer not in self.suspects:
+            self.database.remember("suspects", json.dumps({**self.suspects, peer: words}))
+
+    @property
+    def suspects(self) -> dict[str, str]:
+        """Map neighbours whose rows were unlike those of others to the first reason."""
+        suspects = json.loads(self.meta.get("suspects", "{}"))
+        return {str(peer): str(words) for peer, words in suspects.items()}
+
     @property
     def departed(self) -> str | None:
         """The reason why the plan is no longer followed; None while it is, or while the reserve suffices."""

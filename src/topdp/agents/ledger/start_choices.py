@@ -21,6 +21,9 @@ LEDGER_ID_KEY = "books"
 SEEDED_KEY, REHEARSAL_KEY = "seeded", "rehearsal"
 BUDGET_KEY = "budget"
 DELTA_KEY = "delta"  # of the agent, by the manifest; all charges refer to it
+LEFT_BEHIND_KEY = "left behind"
+"""The ledger's key for the fact that the run is over for this agent: its shared draws are left out."""
+
 TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 
 

@@ -54,7 +54,7 @@ class AgentOptions:
     state: Path
     epsilon: float | None = None
     listen: str | None = None
-    metrics_port: int | None = None
+    metrics: str | None = None  # PORT or HOST:PORT
     live_pairing: bool = False
     evaluate: int | None = None
     report: float = 30.0
@@ -177,10 +177,10 @@ class _AgentProcess:
                 report=options.report,
                 evaluation=self.evaluation,
             )
-            if options.metrics_port is not None:
+            if options.metrics is not None:
                 from topdp.agents.node import prometheus_metrics
 
-                await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics_port))
+                await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics))
             monitoring, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
             try:
                 outcome = await agent.run()

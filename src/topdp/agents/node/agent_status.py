@@ -26,7 +26,7 @@ from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
 from topdp.agents.node.quarantine import quarantined_peers
 from topdp.base.files import write_atomically
 from topdp.base.number_text import rounded_up
-from topdp.errors import InputError
+from topdp.errors import ExitCode, InputError
 from topdp.privacy.answers import WORST_CASE
 
 STATUS_FILE = "status.json"
@@ -37,6 +37,7 @@ PROCESS_SILENCE_SECONDS = 3 * STATUS_INTERVAL_SECONDS
 """A process of another machine counts as ended if its status is older than this."""
 
 OMITTED_WHEN_EMPTY = {"seeded", "rehearsal", "stopped", "departed", "departures", "gone", "paused", "doing"}
+OMITTED_WHEN_EMPTY |= {"suspects"}
 OMITTED_WHEN_EMPTY |= {"waits_for", "heard", "scores"}
 """Facts that are shown only if they apply. Quarantines are always shown, even if there are none."""
 
@@ -229,6 +230,7 @@ def charged_facts(ledger: Ledger) -> dict[str, Any]:
         "ends": ledger.final_round,
         "departed": ledger.departed,
         "departures": ledger.covered_departures(),
+        "suspects": ledger.suspects,
         "gone": ledger.departed_members(),
     }
 
@@ -237,6 +239,13 @@ def finished(facts: dict[str, Any]) -> bool:
     """Return whether the agent has completed all its rounds and its process has ended."""
     is_complete = facts["rounds"] is not None and facts["round"] >= facts["rounds"]
     return is_complete and facts["process"] == "not running"
+
+
+def exit_code(facts: dict[str, Any]) -> int:
+    """Return the exit code of `topdp agent status`: that of the agent, or 6 if it hangs or was killed."""
+    if facts["process"] == "not answering" or (facts["process"] == "not running" and facts["code"] is None):
+        return 0 if facts["written"] is None else ExitCode.UNAVAILABLE
+    return 0 if facts["process"] == "running" else int(facts["code"])
 
 
 def describe_status(facts: dict[str, Any]) -> dict[str, Any]:

@@ -21,12 +21,13 @@ import numpy as np
 
 from topdp.agents.agreement.identity import CARD_FILE
 from topdp.agents.agreement.identity_card import read_card
+from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import LedgerError, infinite_if_none
 from topdp.agents.ledger.record_fingerprints import fingerprint_persons, fingerprint_records
 from topdp.agents.ledger.site_budget import SITE_BUDGET_FILE, BudgetRequest, SiteBudget, copy_site_budget
-from topdp.agents.ledger.start_choices import protects_data
+from topdp.agents.ledger.start_choices import LEFT_BEHIND_KEY, protects_data
 from topdp.agents.runtime.agent import Agent
 from topdp.base.array_types import AnyArray
 from topdp.base.files import write_atomically
@@ -152,13 +153,20 @@ def reserve_site_budget(
         raise
 
 
-def close_run(site: Path, state: Path) -> float:
-    """End a run for good and free what it did not spend: its data enter no further round. Return ε spent."""
+def close_run(site: Path, state: Path, leave: Path | None = None) -> float:
+    """End a run for good and free what it did not spend: its data enter no further round. Return ε spent.
+
+    `leave`: the identity folder, if the agent takes no further part: its key for shared noise is erased.
+    """
     with closing(Ledger(state)) as ledger, closing(SiteBudget(site)) as budget:
+        if leave is not None:
+            ledger.database.remember(LEFT_BEHIND_KEY, "yes")
+            RunSecret(leave, ledger.meta["federation"]).erase()
         if ledger.stopped_at is None:
             ledger.stop_data(ledger.round + 1)
         spent = _spent(ledger)
-        if not budget.finalize(_ledger_id(ledger), spent, ledger.charge_count) and ledger.charge_count:
+        is_known = budget.finalize(_ledger_id(ledger), spent, ledger.charge_count) > 0
+        if not is_known and ledger.charge_count and leave is None:
             raise LedgerError(f"Expected a run of {state} in the site budget in {site}, there is none.")
         return spent
 

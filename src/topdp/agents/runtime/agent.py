@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save
 
 from topdp.agents.agreement.card_succession import CardDirectory
+from topdp.agents.agreement.identity import expect_own_folder
 from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import start_choices
@@ -87,6 +88,8 @@ class Agent:
                     f"pairing, got {reason}. Make a manifest without this, or omit --live-pairing."
                 )
         manifest, meter = context.manifest, context.meter
+        if folder.exists():
+            expect_own_folder(folder)
         by_plan = (meter.by_plan is not None or meter.in_the_open) and not live_pairing
         self.ledger = Ledger(
             folder,
@@ -224,6 +227,7 @@ class Agent:
             "stopped_at": self.ledger.stopped_at,
             "departed": self.ledger.departed,
             "departures": self.ledger.covered_departures(),
+            "suspects": self.ledger.suspects,
             **({"gone": self.ledger.departed_members()} if self.shared_draws else {}),
             "spent": self._spent(),
             "milliseconds_per_round": self.loop.timing.per_round(),

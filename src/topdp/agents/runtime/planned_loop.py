@@ -38,7 +38,8 @@ class PlannedLoop(AgentLoop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.monitor = RowMonitor(self.peers.refusals, self.context.manifest.rules.largest_drift)
+        rules, note = self.context.manifest.rules, self.ledger.note_suspect
+        self.monitor = RowMonitor(self.peers.refusals, rules.largest_drift, note)
 
     async def _next_round(self) -> bool:
         waits_for_ever, shared_draws = not self.context.manifest.rules.tolerates_silence, self.shared_draws
@@ -111,11 +112,19 @@ class PlannedLoop(AgentLoop):
             self._raise_faults()
             if self.stopping.is_set():
                 return False
-            await ticks.wait(self.peers)
-            waited += 1
-            if waited % (4 * TICKS_PER_TIMEOUT) == 0 and (missing := shared_draws.missing_agents()):
+            is_tick = await ticks.wait(self.peers)
+            waited += is_tick
+            if is_tick and waited % (4 * TICKS_PER_TIMEOUT) == 0:
+                missing = shared_draws.missing_agents()
                 words = "with shared draws, a run begins once all agents have stated keys"
-                self.peers.refusals.note("keys", f"waits for {', '.join(missing)}: {words}")
+                if not missing:
+                    words = (
+                        "not heard since the start of this agent. If the others have ended or gone on without"
+                        " it, `topdp agent budget close --leave` ends its run and erases its key"
+                    )
+                self.peers.refusals.note(
+                    "keys", f"waits for {', '.join(missing or sorted(unheard))}: {words}"
+                )
         self._raise_faults()
         return True
 

@@ -21,6 +21,7 @@ from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.notice_store import NoticeStore
+from topdp.agents.ledger.start_choices import LEFT_BEHIND_KEY
 from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.budget_meter import BudgetMeter, allows
 from topdp.agents.runtime.departures import Departures
@@ -30,9 +31,6 @@ from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.errors import TrustError
 from topdp.privacy.observers.survivors import recalls_draws
 from topdp.privacy.spending_curve import ReleaseHistory
-
-LEFT_BEHIND_KEY = "left behind"
-"""The ledger's key for the fact that the other agents count this agent as departed."""
 
 
 class SharedDraws:

@@ -30,7 +30,13 @@ from topdp.agents.wire.link_limits import Backoff
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
 from topdp.agents.wire.links import Link, Neighbour
 from topdp.agents.wire.port_guard import PortGuard
-from topdp.agents.wire.relay_tunnels import RelayListener, RelayRoute, meeting_place, open_tunnel
+from topdp.agents.wire.relay_tunnels import (
+    RelayListener,
+    RelayRoute,
+    meeting_place,
+    open_tunnel,
+    waiting_token,
+)
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
 from topdp.errors import TrustError
 
@@ -143,7 +149,7 @@ class GrpcTransport(Transport):
         """
         secret = self._listed.shared_secret(self.manifest.card(peer), "meeting place")
         place = meeting_place(secret, self.manifest.hash, listener, dialer)
-        return RelayRoute(self.rules.relay, place, peer, self._refusals)
+        return RelayRoute(self.rules.relay, place, peer, self._refusals, waiting_token(self._listed, place))
 
     def _tunnel_socket(self, name: str) -> Path:
         return self._folder_path() / f"to-{self.manifest.number(name)}"

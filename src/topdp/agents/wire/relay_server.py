@@ -3,17 +3,20 @@ r"""A relay for agents that can only dial out: it joins two connections that nam
 Anybody may run a relay, and nobody has to trust it. It carries TLS between two agents that know each other's
 certificates, so a malicious relay can only withhold, delay, cut and reorder bytes. It learns the addresses of
 the agents that dial it, and the sizes and times of what they send. A meeting place is a hash that reveals no
-names. Only the two agents that meet there can compute it, so nobody else can crowd them out.
+names. Only the two agents that meet there can compute it, so nobody else can crowd them out. To wait, an
+agent shows a token: its signature of the meeting place, by a card of a manifest that the relay was given.
 
-    agent -> relay   "topdp relay 1 wait <64 hex digits>\n"    wait for a call
-    agent -> relay   "topdp relay 1 call <64 hex digits>\n"    call
+    agent -> relay   "topdp relay 2 wait <place> <fingerprint> <signature>\n"    wait for a call; all in hex
+    agent -> relay   "topdp relay 2 call <place>\n"    call
     relay -> agent   "."   the agent still waits               "+"   joined: the other agent's bytes follow
                      "-reason\n"   refused
 
 `relay_tunnels` is an agent's end of it. A relay needs neither torch nor gRPC.
 
-**Guarantees.** Connections are limited in total and per address. Buffers are limited, and a full buffer makes
-the sender wait. A connection that sends nothing, or waits for too long, is cut.
+**Guarantees.** Connections are limited in total and per address. Strangers, which have neither shown a token
+nor called somebody who waits, hold at most a quarter of them; the oldest is cut. So they cannot close a
+relay. One member holds a limited number. Buffers are limited, and a full buffer makes the sender wait. A
+connection that sends nothing, or waits for too long, is cut.
 """
 
 from __future__ import annotations
@@ -21,16 +24,27 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from topdp.agents.agreement.identity_card import Card
 from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, join, limit_and_probe
 from topdp.agents.wire.port_guard import RESERVED_DESCRIPTORS, raise_descriptor_limit
-from topdp.agents.wire.relay_tunnels import JOINED, REFUSED, RELAY_HEARTBEAT_SECONDS, STILL_WAITING, WAIT
+from topdp.agents.wire.relay_tunnels import (
+    JOINED,
+    REFUSED,
+    RELAY_HEARTBEAT_SECONDS,
+    STILL_WAITING,
+    WAIT,
+    signed_place,
+)
 
-RELAY_GREETING_PATTERN = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\n")
-RELAY_GREETING_BYTES = len(b"topdp relay 1 wait ") + 64 + 1
+RELAY_GREETING_PATTERN = re.compile(
+    rb"topdp relay 2 (wait|call) ([0-9a-f]{64})(?: ([0-9a-f]{64}) ((?:[0-9a-f]{2})+))?\n"
+)
+MAX_RELAY_GREETING_BYTES = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +55,9 @@ class RelayLimits:
     per_address: int = 64
     per_place: int = 4
     """Connections that wait at one meeting place; one more replaces the oldest."""
+
+    per_card: int = 64
+    """Connections of one card that wait; one more replaces the oldest."""
 
     greeting: float = 10.0
     """Seconds for the first line."""
@@ -60,6 +77,7 @@ class _RelayWaiter:
     """A connection that waits for a call."""
 
     end: Connection
+    fingerprint: str = ""  # of the card whose token it showed
     caller: asyncio.Future[Connection] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -69,9 +87,11 @@ class _RelayWaiter:
 class RelayServer(ConnectionServer):
     """A relay, from `listen` until `close`."""
 
-    def __init__(self, limits: RelayLimits | None = None) -> None:
+    def __init__(self, limits: RelayLimits | None = None, cards: Mapping[str, Card] | None = None) -> None:
+        """`cards`: those of the members who may wait, by fingerprint; None: anybody may."""
         super().__init__(self._serve_agent)
-        self.limits = limits or RelayLimits()
+        self.limits, self.cards = limits or RelayLimits(), cards
+        self._strangers: list[Connection] = []  # the oldest first
         self.connections: Counter[str] = Counter()  # by address
         self.waiting: dict[str, list[_RelayWaiter]] = {}  # by meeting place, the oldest first
         self.joined = 0  # pairs of connections since the start
@@ -88,6 +108,7 @@ class RelayServer(ConnectionServer):
             pass  # the agent has left, or sent nothing for too long
         finally:
             self.connections -= Counter([address])  # drops zero counts
+            self._no_stranger(end)
             end.close()
 
     async def _refusal_or_none(self, end: Connection, address: str) -> str | None:
@@ -99,26 +120,46 @@ class RelayServer(ConnectionServer):
         )
         if is_crowded:
             return "too many connections"
+        self._strangers.append(end)
+        if len(self._strangers) > max(1, self.limits.connections // 4):
+            self._strangers.pop(0).cut()
         async with asyncio.timeout(self.limits.greeting):
-            match = RELAY_GREETING_PATTERN.fullmatch(await end.reader.readexactly(RELAY_GREETING_BYTES))
+            match = RELAY_GREETING_PATTERN.fullmatch(await _first_line(end.reader))
         if match is None:
-            return "expected a greeting of version 1"
-        role, place = match[1].decode(), match[2].decode()
+            return "expected a greeting of version 2"
+        role, place, fingerprint, signature = (part.decode() if part else "" for part in match.groups())
         if role == WAIT:
-            await self._wait(end, place)
+            if not self._may_wait(place, fingerprint, signature):
+                return "only members of the manifests of this relay may wait"
+            self._no_stranger(end)
+            await self._wait(end, place, fingerprint)
             return None
         waiter = self._take_waiter(place)
         if waiter is None:
             return "nobody waits there"
+        self._no_stranger(end)
         waiter.caller.set_result(end)
         await waiter.has_ended.wait()
         return None
 
-    async def _wait(self, end: Connection, place: str) -> None:
+    def _no_stranger(self, end: Connection) -> None:
+        if end in self._strangers:
+            self._strangers.remove(end)
+
+    def _may_wait(self, place: str, fingerprint: str, signature: str) -> bool:
+        if self.cards is None:
+            return True
+        card = self.cards.get(fingerprint)
+        return card is not None and card.verifies(bytes.fromhex(signature), signed_place(place))
+
+    async def _wait(self, end: Connection, place: str, fingerprint: str) -> None:
         """Wait at a meeting place for a caller, then carry the bytes of the two until one of them ends."""
-        waiters, waiter = self.waiting.setdefault(place, []), _RelayWaiter(end)
+        waiters, waiter = self.waiting.setdefault(place, []), _RelayWaiter(end, fingerprint)
         if len(waiters) >= self.limits.per_place:
             waiters.pop(0).end.cut()
+        own = [each for all in self.waiting.values() for each in all if each.fingerprint == fingerprint != ""]
+        if len(own) >= self.limits.per_card:
+            own[0].end.cut()
         waiters.append(waiter)
         try:
             async with asyncio.timeout(self.limits.waiting):
@@ -154,3 +195,11 @@ class RelayServer(ConnectionServer):
 
     async def _carry(self, caller: Connection, listener: Connection) -> None:
         await join(caller, listener, self.limits.idle)
+
+
+async def _first_line(reader: asyncio.StreamReader) -> bytes:
+    """Return the first line of a connection; at most `MAX_RELAY_GREETING_BYTES`."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < MAX_RELAY_GREETING_BYTES:
+        line += await reader.readexactly(1)
+    return line

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from topdp.agents.agreement.identity import Identity
 from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, connect, join
 from topdp.agents.wire.link_limits import Backoff
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog, quoted
@@ -45,9 +46,19 @@ def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) ->
     return hmac.digest(secret, content, "sha256").hex()
 
 
-def greeting(role: str, place: str) -> bytes:
-    """Return the first line of a connection to a relay; `role` is WAIT or CALL."""
-    return f"topdp relay 1 {role} {place}\n".encode("ascii")
+def greeting(role: str, place: str, token: str = "") -> bytes:
+    """Return the first line of a connection to a relay; `role` is WAIT, with a token, or CALL."""
+    return f"topdp relay 2 {' '.join([role, place, *token.split()])}\n".encode("ascii")
+
+
+def signed_place(place: str) -> bytes:
+    """Return the bytes that a member signs to wait at a meeting place."""
+    return f"topdp relay wait 2\n{place}\n".encode("ascii")
+
+
+def waiting_token(identity: Identity, place: str) -> str:
+    """Return a member's token for waiting at `place`: the fingerprint of its card, and a signature."""
+    return f"{identity.card.fingerprint} {identity.sign(signed_place(place)).hex()}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class RelayRoute:
     place: str
     peer: str
     refusals: RefusalLog
+    token: str  # with which this agent may wait at the place
 
     async def join_peer(self, role: str, timeout: float | None = None) -> Connection:
         """Return a connection that the relay has joined with one of the neighbour.
@@ -67,7 +79,7 @@ class RelayRoute:
         async with asyncio.timeout(timeout):
             end = await connect(self.relay)
         try:
-            end.writer.write(greeting(role, self.place))
+            end.writer.write(greeting(role, self.place, self.token if role == WAIT else ""))
             while True:
                 async with asyncio.timeout(timeout):
                     answer = await end.reader.readexactly(1)
