@@ -53,21 +53,17 @@ class Dataset:
     """Whether inputs are token ids."""
     class_names: tuple[str, ...] | None = None
     """The name of each label, from the schema or from the folders of the classes."""
+    schema: Schema = EMPTY_SCHEMA
+    """What is publicly known of a user's own records."""
+    target_range: tuple[float, float] | None = None
+    """For a data set of the catalogue, the range of the target that became [-1, 1]."""
 
     def scale(self, inputs: AnyArray) -> AnyArray:
         """Return `inputs` as a model receives them: (x - mean) / deviation for each channel, in float32.
 
         Bytes are first divided by 255. Without a mean, nothing is subtracted. Token ids become int64 instead.
         """
-        if self.tokens:
-            return inputs.astype(np.int64)
-        channels = (-1,) + (1,) * (inputs.ndim - 2)
-        mean = np.array(self.mean or 0, np.float32).reshape(channels)
-        deviation = np.array(self.deviation or 1, np.float32).reshape(channels)
-        factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
-        scaled: AnyArray = np.multiply(inputs, factor / deviation, dtype=np.float32)
-        scaled -= mean / deviation
-        return scaled
+        return inputs.astype(np.int64) if self.tokens else scale_inputs(inputs, self.mean, self.deviation)
 
     def train(self) -> tuple[AnyArray, AnyArray]:
         """Return all training inputs, scaled, and their targets."""
@@ -78,6 +74,17 @@ class Dataset:
         if self.test_inputs is None or self.test_targets is None:
             return None
         return self.scale(self.test_inputs), self.test_targets
+
+
+def scale_inputs(inputs: AnyArray, mean: tuple[float, ...], deviation: tuple[float, ...]) -> AnyArray:
+    """Return (x - mean) / deviation for each channel, in float32. Bytes are first divided by 255."""
+    channels = (-1,) + (1,) * (inputs.ndim - 2)
+    means = np.array(mean or 0, np.float32).reshape(channels)
+    deviations = np.array(deviation or 1, np.float32).reshape(channels)
+    factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
+    scaled: AnyArray = np.multiply(inputs, factor / deviations, dtype=np.float32)
+    scaled -= means / deviations
+    return scaled
 
 
 class DatasetStatus(NamedTuple):
@@ -127,6 +134,7 @@ def load(
             classes=train.classes,
             tokens=schema is not None and schema.text is not None,
             class_names=train.class_names,
+            schema=schema or EMPTY_SCHEMA,
         )
     if schema is not None or test is not None:
         raise DataError(
@@ -148,6 +156,7 @@ def load(
         mean=entry.mean,
         deviation=entry.deviation,
         tokens=entry.tokens > 0,
+        target_range=entry.target_range,
     )
 
 

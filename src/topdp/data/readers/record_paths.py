@@ -11,22 +11,30 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from topdp.base.array_types import AnyArray
 from topdp.base.files import UNREADABLE_FILE_ERRORS, read_arrays
 from topdp.data.readers._encoding import encode_table
-from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, read_frame, read_table
+from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, as_text, is_missing, read_frame, read_table
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.record_checks import Records, check_labels, check_records, check_same_shape, count_classes
 from topdp.errors import DataError
 
-# The inputs and targets of each agent, those of the test records, and the number of classes.
-SiteRecords = tuple[list[tuple[AnyArray, AnyArray]], tuple[AnyArray, AnyArray] | None, int | None]
+
+class SiteRecords(NamedTuple):
+    """The inputs and targets of each agent, those of the test records, and facts about all of them."""
+
+    agents: list[tuple[AnyArray, AnyArray]]
+    test: tuple[AnyArray, AnyArray] | None
+    classes: int | None
+    class_names: tuple[str, ...] | None
+    bytes_divided: bool
+    """Whether the inputs were bytes, which were divided by 255."""
 
 
 def read_records(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> Records:
@@ -182,21 +190,23 @@ def _expect_same_classes(records: Records, name: str, like: Records, like_name: 
         )
 
 
-def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
+def records_of_frame(frame: Any, schema: Schema, origin: str, declared: Any = None) -> Records:
     """Return the records in a frame, prepared by `schema`. `origin` names the frame in messages.
 
     If the schema lists no classes, a Hugging Face dataset may declare them for the target. Declared names
-    come from the description of the dataset, not from its records.
+    come from the description of the dataset, not from its records. `declared`: the `features` of the dataset
+    from which `frame` was taken, if it has none.
     """
-    table, features = read_frame(frame, origin), getattr(frame, "features", None)
+    table = frame if isinstance(frame, Table) else read_frame(frame, origin)
+    features = getattr(frame, "features", declared)
     if schema.classes is not None or len(schema.targets) != 1 or not isinstance(features, Mapping):
         return _encode_records(table, schema)
-    declared = getattr(features.get(schema.targets[0]), "names", None)
-    if declared is None:
+    names = getattr(features.get(schema.targets[0]), "names", None)
+    if names is None:
         return _encode_records(table, schema)
     # The values are numbers of the declared classes.
-    numbered = Schema.of({**schema.tree(), "classes": [str(number) for number in range(len(declared))]})
-    return _encode_records(table, numbered)._replace(class_names=tuple(map(str, declared)))
+    numbered = Schema.of({**schema.tree(), "classes": [str(number) for number in range(len(names))]})
+    return _encode_records(table, numbered)._replace(class_names=tuple(map(str, names)))
 
 
 def _encode_records(table: Table, schema: Schema) -> Records:
@@ -247,11 +257,24 @@ def read_site_files(
     return _combine_sites(sites, None if test is None else read_records(test, schema))
 
 
-def read_site_frames(agents: Sequence[Any], test: Any, schema: Schema) -> SiteRecords:
-    """Return the records in `agents`, one frame per agent, and in the frame `test`, prepared by `schema`."""
-    names = [f"agent {agent}" for agent in range(len(agents))]
-    sites = {name: records_of_frame(frame, schema, name) for name, frame in zip(names, agents, strict=True)}
-    held_out = None if test is None else records_of_frame(test, schema, "test records")
+def read_site_frames(
+    agents: Sequence[Any],
+    test: Any,
+    schema: Schema,
+    labels: Sequence[str] | None = None,
+    declared: Any = None,
+) -> SiteRecords:
+    """Return the records in `agents`, one frame per agent, and in the frame `test`, prepared by `schema`.
+
+    `labels`: names of the frames in messages; None: the numbers of the agents. `declared`: the features of
+    the Hugging Face dataset from which the frames were taken, if these lack them.
+    """
+    names = [f"agent {agent}" for agent in range(len(agents))] if labels is None else list(labels)
+    sites = {
+        name: records_of_frame(frame, schema, name, declared)
+        for name, frame in zip(names, agents, strict=True)
+    }
+    held_out = None if test is None else records_of_frame(test, schema, "test records", declared)
     return _combine_sites(sites, held_out)
 
 
@@ -266,4 +289,43 @@ def _combine_sites(sites: dict[str, Records], test: Records | None) -> SiteRecor
     for name, records in [*sites.items(), *([] if test is None else [("test records", test)])]:
         _expect_same_classes(records, name, first, first_name)
     agents = [(_scale_images(records.inputs), records.targets) for records in sites.values()]
-    return agents, None if test is None else (_scale_images(test.inputs), test.targets), first.classes
+    held_out = None if test is None else (_scale_images(test.inputs), test.targets)
+    bytes_divided = first.inputs.dtype == np.uint8
+    return SiteRecords(agents, held_out, first.classes, first.class_names, bytes_divided)
+
+
+def split_by_site(frame: Any, site: str) -> dict[str, Table]:
+    """Return the table of each site, without the column `site`, in the sorted order of their names.
+
+    Names that are all whole numbers are sorted as numbers. Raise DataError if the frame lacks the column, or
+    if a record has no site.
+    """
+    table = read_frame(frame)
+    if site not in table.columns:
+        raise DataError(
+            f"{table.origin}: expected a column {site!r} that states the site of each record, got only the "
+            f"columns {', '.join(table.columns)}."
+        )
+    column = table.columns[site]
+    gaps = is_missing(column)
+    if gaps.any():
+        raise DataError(
+            f"{table.where(int(gaps.argmax()))}: expected the name of a site in {site!r}, got a missing "
+            f"value ({int(gaps.sum())} of {table.rows} records lack it). Remove these records."
+        )
+    names = np.array([as_text(value) for value in column])
+    others = {name: values for name, values in table.columns.items() if name != site}
+    return {
+        str(name): Table(f"{site} {name}", {key: values[names == name] for key, values in others.items()})
+        for name in sorted_sites(set(names.tolist()))
+    }
+
+
+def sorted_sites(names: Iterable[str]) -> list[str]:
+    """Return names of sites in sorted order: as numbers if all are whole numbers.
+
+    >>> sorted_sites(["10", "9"]), sorted_sites(["b", "a"])
+    (['9', '10'], ['a', 'b'])
+    """
+    plain = list(names)
+    return sorted(plain, key=int) if all(name.isdecimal() for name in plain) else sorted(plain)
