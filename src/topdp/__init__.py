@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from topdp.learning.pretrained_models import lora
     from topdp.runs.callbacks import StopEarly
     from topdp.runs.result import Result
+    from topdp.runs.stored_results import load
     from topdp.runs.user_training import train
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "data",
     "errors",
+    "load",
     "lora",
     "plan",
     "privacy",
@@ -47,6 +49,7 @@ _get = lazy_exports(
         "learning.metrics": ["Metric"],
         "runs.callbacks": ["StopEarly"],
         "runs.result": ["Result"],
+        "runs.stored_results": ["load"],
         "runs.user_training": ["train"],
     },
 )

@@ -37,7 +37,7 @@ SHARDS_CONSTRUCTORS = {
 
 
 def train(
-    model: nn.Module,
+    model: nn.Module | str,
     shards: Shards,
     topology: Topology | nx.Graph | str | Path,
     *,
@@ -110,6 +110,8 @@ def train(
 ) -> Result:
     """Train a user's own module on a user's own shards and graph, and return the result.
 
+    `model`: a torch module, or the name of a network of topdp: "linear", "mlp" or "cnn".
+
     `topology`: a `Topology`, a networkx graph, or the path of an edge list. The sorted nodes of a networkx
     graph are the agents; for another order use `topology.from_networkx`. `shards` has the records of the
     agents in the same order.
@@ -150,8 +152,11 @@ def train(
     (torch.Size([4, 8]), 5)
     """
     arguments = dict(locals())
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"Expected model to be a torch module, got {type(model).__name__}.")
+    if not isinstance(model, nn.Module | str):
+        raise ConfigError(
+            f"Expected model to be a torch module, or the name of a network of topdp such as 'mlp', got "
+            f"{type(model).__name__}."
+        )
     expect_shards(shards)
     if out is not None and not isinstance(out, str | os.PathLike):
         raise ConfigError(f"Expected out to be the path of a folder, got {type(out).__name__}.")
@@ -193,7 +198,11 @@ def train(
             feature_map = own_features or named_features(config)
             if feature_map is not None:
                 shards = featured_shards.of_shards(shards, feature_map, chosen_device, progress)
-            parts = Assembly.given(RunOutline.of(config, topology), model, shards, chosen_device, task)
+            outline = RunOutline.of(config, topology)
+            if isinstance(model, nn.Module):
+                parts = Assembly.given(outline, model, shards, chosen_device, task)
+            else:
+                parts = Assembly.of_records(outline, shards, task, chosen_device)
             job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
         if new is None:
             return runs.execute(job, begun, progress, called)
@@ -223,7 +232,7 @@ def _config_of(topology: Topology, arguments: Mapping[str, Any]) -> RunConfig:
         "topology": {"agents": topology.agents, "kind": "file", "path": GRAPH_FILE},
         **{section: {} for section in ("method", "privacy", "train", "robust", "attack", "report")},
         "data": {"name": GIVEN},
-        "model": {"name": GIVEN},
+        "model": {"name": arguments["model"] if isinstance(arguments["model"], str) else GIVEN},
     }
     for argument, (section, key) in _places().items():
         if arguments[argument] is not None:
