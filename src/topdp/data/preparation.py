@@ -6,10 +6,8 @@ the shape of a record. Record k of a result depends on record k alone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -18,8 +16,7 @@ from torch import Tensor
 
 from topdp.base.array_types import AnyArray, Floats
 from topdp.data._datasets import scale_inputs
-from topdp.data.readers._encoding import encode_inputs
-from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, read_frame, read_table
+from topdp.data.readers.record_paths import read_inputs
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import check_inputs
 from topdp.errors import DataError
@@ -76,7 +73,7 @@ shape (2,). For one record, add an axis: record[None].
         """
         schema = self.schema
         if schema is not None:
-            inputs = encode_inputs(_as_table(given, schema), schema)
+            inputs = read_inputs(given, schema, NEW_RECORDS)
         else:
             inputs = self._converted(self._as_records(given))
         return torch.from_numpy(np.ascontiguousarray(inputs))
@@ -180,20 +177,6 @@ def _as_bytes(array: AnyArray) -> AnyArray:
     raise DataError(
         f"{NEW_RECORDS}: expected bytes from 0 to 255, as in training, or real numbers from 0 to 1, got "
         f"{array.dtype} from {least:g} to {largest:g}. Give the images as they were before any scaling."
-    )
-
-
-def _as_table(given: Any, schema: Schema) -> Table:
-    if isinstance(given, str | os.PathLike):
-        path = Path(given).expanduser()
-        if path.suffix not in TABLE_SUFFIXES:
-            raise DataError(f"{path}: expected a table ({', '.join(TABLE_SUFFIXES)}), got {path.suffix!r}.")
-        return read_table(path, schema.delimiter)
-    if isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names"):
-        return read_frame(given, NEW_RECORDS)
-    raise DataError(
-        f"{NEW_RECORDS}: expected a frame, a dictionary of columns or the path of a table, because a schema "
-        f"prepares the records, got {type(given).__name__}. Its columns are {', '.join(schema.inputs)}."
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PORTABLE_FORMAT = 1
 PORTABLE_SUFFIX = ".safetensors"
-HEADER_NOTE = "topdp"
+HEADER_NOTE = "topdp-result"
 PLAN_FILE = "plan.npz"
 ESTIMATE_FILES = ("model.safetensors", "best.safetensors")
 TEXT_FILES = ("config.toml", "privacy.json", "metrics.jsonl", "run.json")

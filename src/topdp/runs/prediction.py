@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from topdp.data.features.feature_maps import FeatureMap
     from topdp.learning.tasks import Task
 
-RECORDS_PER_CHUNK = 512
+RECORDS_PER_PREDICTION = 512
 
 
 @final
@@ -91,7 +91,7 @@ class Predictor:
         device, dtype = next((part.device, part.dtype) for part in model.parameters())
         model, chunks = model.eval(), []
         with torch.no_grad():
-            for chunk in torch.split(self.preparation.records(records), RECORDS_PER_CHUNK):
+            for chunk in torch.split(self.preparation.records(records), RECORDS_PER_PREDICTION):
                 inputs = chunk if features is None else features(chunk)
                 inputs = inputs.to(device, dtype if inputs.is_floating_point() else None)
                 chunks.append(model(inputs).cpu())

@@ -12,21 +12,23 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from topdp.base.array_types import AnyArray
 from topdp.base.files import UNREADABLE_FILE_ERRORS, read_arrays
-from topdp.data.readers._encoding import encode_table
+from topdp.data.readers._encoding import encode_inputs, encode_table
 from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, as_text, is_missing, read_frame, read_table
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.record_checks import Records, check_labels, check_records, check_same_shape, count_classes
 from topdp.errors import DataError
 
 
-class SiteRecords(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class SiteRecords:
     """The inputs and targets of each agent, those of the test records, and facts about all of them."""
 
     agents: list[tuple[AnyArray, AnyArray]]
@@ -214,6 +216,25 @@ def _encode_records(table: Table, schema: Schema) -> Records:
     return Records(inputs, targets, None if schema.classes is None else len(schema.classes), schema.classes)
 
 
+def read_inputs(given: Any, schema: Schema, origin: str) -> AnyArray:
+    """Return the inputs of records without their targets, prepared by the schema of a table.
+
+    `given`: a frame, or the path of a table. It needs the input columns of the schema, and may have others.
+    `origin` names a frame in messages.
+    """
+    if isinstance(given, str | os.PathLike):
+        path = Path(given).expanduser()
+        if path.suffix not in TABLE_SUFFIXES:
+            raise DataError(f"{path}: expected a table ({', '.join(TABLE_SUFFIXES)}), got {path.suffix!r}.")
+        return encode_inputs(read_table(path, schema.delimiter), schema)
+    if isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names"):
+        return encode_inputs(read_frame(given, origin), schema)
+    raise DataError(
+        f"{origin}: expected a frame, a dictionary of columns or the path of a table, because a schema "
+        f"prepares the records, got {type(given).__name__}. Its columns are {', '.join(schema.inputs)}."
+    )
+
+
 def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return the files or folders that paths and patterns (`hospitals/*.csv`) name: one for each site.
 
@@ -291,7 +312,13 @@ def _combine_sites(sites: dict[str, Records], test: Records | None) -> SiteRecor
     agents = [(_scale_images(records.inputs), records.targets) for records in sites.values()]
     held_out = None if test is None else (_scale_images(test.inputs), test.targets)
     bytes_divided = first.inputs.dtype == np.uint8
-    return SiteRecords(agents, held_out, first.classes, first.class_names, bytes_divided)
+    return SiteRecords(
+        agents=agents,
+        test=held_out,
+        classes=first.classes,
+        class_names=first.class_names,
+        bytes_divided=bytes_divided,
+    )
 
 
 def split_by_site(frame: Any, site: str) -> dict[str, Table]:
