@@ -169,14 +169,14 @@ def _as_bytes(array: AnyArray) -> AnyArray:
     """Return images as bytes, or as numbers from 0 to 1. Raise DataError for other numbers."""
     if array.dtype == np.uint8:
         return array
-    least, largest = float(array.min()), float(array.max())
-    if array.dtype.kind in "ui" and least >= 0 and largest <= 255:
+    smallest, largest = float(array.min()), float(array.max())
+    if array.dtype.kind in "ui" and smallest >= 0 and largest <= 255:
         return array.astype(np.uint8)
-    if array.dtype.kind == "f" and least >= 0 and largest <= 1:
+    if array.dtype.kind == "f" and smallest >= 0 and largest <= 1:
         return array
     raise DataError(
         f"{NEW_RECORDS}: expected bytes from 0 to 255, as in training, or real numbers from 0 to 1, got "
-        f"{array.dtype} from {least:g} to {largest:g}. Give the images as they were before any scaling."
+        f"{array.dtype} from {smallest:g} to {largest:g}. Give the images as they were before any scaling."
     )
 
 

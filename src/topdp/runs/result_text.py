@@ -17,8 +17,8 @@ def result_line(result: Result) -> str:
     parts = [f"Result({result.config.method.name}", f"{len(result.estimates)} agents", _rounds(result)]
     parts += [f"{name} {value}" for name, value, _ in _metrics(result)]
     privacy = result.privacy.summary()
-    asked = [key for key, answer in result.privacy.answers.items() if answer.asked]
-    named = [key for key in asked if result.privacy.guarantee in (None, key.replace("_", "-"))]
+    computed = [key for key, answer in result.privacy.answers.items() if answer.asked]
+    named = [key for key in computed if result.privacy.guarantee in (None, key.replace("_", "-"))]
     parts += [f"ε {answer_words(key)} {epsilon_text(privacy, key)}" for key in named]
     return ", ".join([*parts, f"δ {delta_text(privacy['delta'])}, {result.seconds:.1f} s)"])
 

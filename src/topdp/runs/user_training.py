@@ -25,6 +25,7 @@ from topdp.runs import run as runs
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import BUDGET_AND_NOISE, GIVEN, RANDOM_SEED, ConfigError, RunConfig, parse
 from topdp.runs.named_records import named_features
+from topdp.runs.other_words import explain_unknown_arguments
 from topdp.runs.result import Result
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline, method_of
@@ -36,6 +37,7 @@ SHARDS_CONSTRUCTORS = {
 }
 
 
+@explain_unknown_arguments
 def train(
     model: nn.Module | str,
     shards: Shards,
