@@ -11,6 +11,7 @@ from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from topdp import data, errors, plan, privacy, protocols, topology
+    from topdp.base.progress import silent
     from topdp.data import Shards
     from topdp.errors import TopdpError
     from topdp.learning.metrics import Metric
@@ -35,14 +36,16 @@ __all__ = [
     "plan",
     "privacy",
     "protocols",
+    "silent",
     "topology",
     "train",
 ]
 
-_MODULES = ("data", "errors", "plan", "privacy", "protocols", "topology")
+_MODULES = ("data", "errors", "plan", "privacy", "protocols", "sklearn", "topology")
 _get = lazy_exports(
     __name__,
     {
+        "base.progress": ["silent"],
         "data": ["Shards"],
         "errors": ["TopdpError"],
         "learning.pretrained_models": ["lora"],
@@ -57,3 +60,7 @@ _get = lazy_exports(
 
 def __getattr__(name: str) -> Any:
     return import_module(f"topdp.{name}") if name in _MODULES else _get(name)
+
+
+def __dir__() -> list[str]:
+    return __all__

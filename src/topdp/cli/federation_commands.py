@@ -12,8 +12,8 @@ from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agent
 from topdp.cli.shared_options import Changes, ConfigFile, Preset, expect_new_file
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_json, print_result, remark, show
-from topdp.views.terminal.progress_display import show_progress
 
 
 def create(

@@ -16,9 +16,9 @@ from topdp.base.progress import titled
 from topdp.cli import shared_options as options
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.progress_display import show_progress
 from topdp.simulator.ranks.torchrun_environment import expect_one_process, leads, started_together
 from topdp.views.terminal.console import Json, err, print_result
-from topdp.views.terminal.progress_display import show_progress
 
 if TYPE_CHECKING:
     from topdp.runs.ray_cluster import RayCluster

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from topdp.data.catalogue import CatalogueEntry
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Dataset:
     """Training records and test records.
 
@@ -57,6 +57,14 @@ class Dataset:
     """What is publicly known of a user's own records."""
     target_range: tuple[float, float] | None = None
     """For a data set of the catalogue, the range of the target that became [-1, 1]."""
+
+    def __repr__(self) -> str:
+        """Return shapes and counts, and no record."""
+        kind, tests = self.train_inputs.dtype, 0 if self.test_inputs is None else len(self.test_inputs)
+        return (
+            f"Dataset({self.name!r}, {len(self.train_inputs)} records, inputs {self.train_inputs.shape[1:]} "
+            f"{kind}, {tests} test records)"
+        )
 
     def scale(self, inputs: AnyArray) -> AnyArray:
         """Return `inputs` as a model receives them: (x - mean) / deviation for each channel, in float32.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import networkx as nx
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from topdp.base.progress import Progress, silent
+from topdp.base.progress import Progress
 from topdp.data import Shards, featured_shards
 from topdp.data.features.user_features import UserFeatures
 from topdp.learning.losses import CUSTOM_LOSS, Loss
@@ -26,6 +26,7 @@ from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import BUDGET_AND_NOISE, GIVEN, RANDOM_SEED, ConfigError, RunConfig, parse
 from topdp.runs.named_records import named_features
 from topdp.runs.other_words import explain_unknown_arguments
+from topdp.runs.progress_display import automatic_progress
 from topdp.runs.result import Result
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline, method_of
@@ -107,7 +108,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
-    progress: Progress = silent,
+    progress: Progress | Literal["auto"] = "auto",
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Train a user's own module on a user's own shards and graph, and return the result.
@@ -130,7 +131,8 @@ def train(
     record (a torch module gets a batch of one). The function must not be chosen by looking at private
     records.
 
-    `progress`: a function that receives reports of progress (`topdp.base.progress.Progress`).
+    `progress`: "auto" shows progress in notebooks and on terminals, and nothing elsewhere. Otherwise a
+    function that receives the reports (`topdp.base.progress.Progress`), such as `topdp.silent`.
 
     `epsilon` is the budget, 1.0 by default, to which the noise is calibrated; `sigma` is the noise itself.
 
@@ -162,10 +164,10 @@ def train(
     expect_shards(shards)
     if out is not None and not isinstance(out, str | os.PathLike):
         raise ConfigError(f"Expected out to be the path of a folder, got {type(out).__name__}.")
-    if not callable(progress):
+    if progress != "auto" and not callable(progress):
         raise ConfigError(
-            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got "
-            f"{type(progress).__name__}."
+            'Expected progress to be "auto" or a function of (stage, done, total, *, unit, metrics), got '
+            f"{progress!r:.80}. For none, give topdp.silent."
         )
     topology = as_topology(topology)
     own_features = None if features is None or isinstance(features, str) else UserFeatures(features)
@@ -185,7 +187,9 @@ def train(
     if resume and out is None:
         raise RunFolderError("Expected out with resume=True, got none. Name the folder of the run as out.")
     path = None if out is None else Path(out)
-    with nullcontext() if path is None or not resume else runs.locked(path):
+    lock = nullcontext() if path is None or not resume else runs.locked(path)
+    shown = automatic_progress(config.method.name) if progress == "auto" else nullcontext(progress)
+    with lock, shown as report:
         begun = runs.unfinished(path) if resume and path is not None else None
         if begun is not None:
             if seed is None:
@@ -199,19 +203,19 @@ def train(
             chosen_device = choose_device(device)
             feature_map = own_features or named_features(config)
             if feature_map is not None:
-                shards = featured_shards.of_shards(shards, feature_map, chosen_device, progress)
+                shards = featured_shards.of_shards(shards, feature_map, chosen_device, report)
             outline = RunOutline.of(config, topology)
             if isinstance(model, nn.Module):
                 parts = Assembly.given(outline, model, shards, chosen_device, task)
             else:
                 parts = Assembly.of_records(outline, shards, task, chosen_device)
-            job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
+            job = runs.plan_run(parts, report) if begun is None else runs.reopen_run(parts, begun)
         if new is None:
-            return runs.execute(job, begun, progress, called)
+            return runs.execute(job, begun, report, called)
         begun = runs.new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
         with runs.locked(new):
-            return runs.execute(job, begun, progress, called)
+            return runs.execute(job, begun, report, called)
 
 
 def _places() -> dict[str, tuple[str, str]]:
