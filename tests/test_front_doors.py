@@ -49,19 +49,22 @@ def test_interactive_sessions_list_what_a_package_exports(package):
     assert not [name for name in dir(module) if name.startswith("_") and not name.startswith("__")]
 
 
+def is_own(value):
+    """Whether `value` is a function that topdp defines, and not one that Python adds to a class."""
+    return inspect.isfunction(value) and value.__module__.startswith("topdp")
+
+
 def functions_of(value):
     """The functions that users call: `value` itself, or the public methods and the constructor of a class."""
     if not inspect.isclass(value):
         return {"": value}
-    names = [name for name in vars(value) if not name.startswith("_") or name == "__call__"]
-    if not getattr(value, "_is_protocol", False):
-        names.append("__init__")
+    names = [name for name in vars(value) if not name.startswith("_") or name in ("__init__", "__call__")]
     methods = {name: inspect.getattr_static(value, name) for name in names}
     unwrapped = {
         name: getattr(method, "fget", None) or getattr(method, "__func__", method)
         for name, method in methods.items()
     }
-    return {name: method for name, method in unwrapped.items() if inspect.isfunction(method)}
+    return {name: method for name, method in unwrapped.items() if is_own(method)}
 
 
 @pytest.mark.parametrize(("package", "name"), EXPORTS)
