@@ -30,6 +30,17 @@ def run(
     file: options.ConfigFile = None,
     preset: options.Preset = None,
     lens: options.Lens = None,
+    epsilon: Annotated[float | None, typer.Option(help="The budget, privacy.epsilon.")] = None,
+    method: Annotated[str | None, typer.Option(help="The method, method.name.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set by name, or your own file.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="What is publicly known of your own table.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model: linear, mlp, cnn or your own.")] = None,
+    agents: Annotated[int | None, typer.Option(help="The number of agents.")] = None,
+    topology: Annotated[str | None, typer.Option(help="The family of the graph, or a file.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The public seed.")] = None,
     changes: options.Changes = None,
     folder: options.Out = None,
     device: options.Device = "auto",
@@ -49,6 +60,10 @@ def run(
     Under torchrun the ranks share the agents, and the same command continues an unfinished run.
 
     \b
+    For example:
+      topdp run --epsilon 2 --method correlated --data mine.csv --schema mine.toml
+
+    \b
     Shipped configurations for --preset:
       default
       best-mnist, best-fashion-mnist, best-cifar10
@@ -57,6 +72,8 @@ def run(
     The paper-* presets are calibrated to `view`. With --lens they are the runs of the paper's figures:
       topdp run --preset paper-mnist-sync --lens same
     """
+    shortcuts = options.Shortcuts(epsilon, method, data, schema, model, agents, topology, rounds, seed)
+    changes = shortcuts.changes(changes)
     if abandon is not None:
         options.expect_nothing_else("--abandon", "run folder", file, preset, changes, folder, sinks, resume)
         _abandon(abandon, as_json)
@@ -66,7 +83,7 @@ def run(
         options.expect_nothing_else("--resume", "run folder", file, preset, lens, changes, folder, sinks)
     else:
         sink_keys = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
-        wanted = options.read_config(file, preset, [*(changes or []), *sink_keys], lens)
+        wanted = options.read_config(file, preset, [*changes, *sink_keys], lens)
     title = str(resume) if wanted is None else wanted.method.name
     if (on_ranks := started_together()) and resume is None and folder is None:
         raise ConfigError(
@@ -159,6 +176,7 @@ def compare(
         if len(names) > 1
     ]
     figure = [] if picture is None else [f"The figure is {picture}"]
+    figure.append(f"Next: topdp report {out_folder} shows all runs in one HTML page.")
     facts = {"out": str(out_folder), "methods": summaries}
     print_result(as_json, facts, *tables.runs(summaries), *equal, *figure)
 
@@ -207,6 +225,7 @@ def _show_points(points: Sequence[SweepPoint], place: Path, as_json: bool, along
         tables.sweep(spreads),
         together,
         f"The figure is {figure}. {where}" if figure else where,
+        f"Next: topdp report {place} shows all runs in one HTML page.",
     )
 
 

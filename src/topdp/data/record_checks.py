@@ -90,9 +90,16 @@ def check_labels(labels: AnyArray, what: str, classes: int | None = None) -> Int
         expected = "of at least 0" if classes is None else f"in 0..{classes - 1}"
         raise DataError(
             f"{what}: expected labels {expected}, got {whole[invalid[0]]} at index {invalid[0]} "
-            f"({len(invalid)} such labels)."
+            f"({len(invalid)} such labels).{_numbering_advice(whole, classes)}"
         )
     return whole
+
+
+def _numbering_advice(labels: Ints, classes: int | None) -> str:
+    """Return advice for labels that number the classes from 1; empty for others."""
+    if classes is None or labels.min() < 1 or labels.max() != classes:
+        return ""
+    return f" They number the {classes} classes from 1, and topdp numbers them from 0: subtract 1."
 
 
 def is_numbering(labels: Sequence[AnyArray]) -> bool:

@@ -104,7 +104,10 @@ class Assembly:
             )
         shards, run = _fitted(shards, task), resolve_outline(outline, counts)
         flat = FlatModel(model)
-        expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
+        try:
+            expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_numbering_advice(shards, task)}") from error
         expect_no_dropout_in_samples(flat.module, run.batches)
         return cls(run=run, shards=shards, flat=flat, device=device, task=task, everyone=everyone)
 
@@ -253,6 +256,19 @@ def _largest(shards: Shards, task: Task) -> int | None:
         return None
     labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
     return max(shards.classes or 0, *(int(part.max()) + 1 for part in labels))
+
+
+def _numbering_advice(shards: Shards, task: Task) -> str:
+    """Return advice for labels that begin at 1; empty for others."""
+    if task.loss.name != "cross-entropy":
+        return ""
+    smallest = min(int(shards.targets[agent, :count].min()) for agent, count in enumerate(shards.counts))
+    if smallest < 1:
+        return ""
+    return (
+        f" The smallest label is {smallest}, and topdp numbers classes from 0: subtract {smallest} from all "
+        "labels if they number the classes."
+    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -84,6 +84,32 @@ def key_hint(word: str) -> str:
     return "" if own is None or not own.key else f" Use {own.key!r}.{own.note}"
 
 
+OPTION_KEYS = {
+    "epsilon": "privacy.epsilon",
+    "method": "method.name",
+    "data": "data.name",
+    "schema": "data.schema",
+    "model": "model.name",
+    "agents": "topology.agents",
+    "topology": "topology.kind",
+    "rounds": "rounds",
+    "seed": "seed",
+}
+"""The keys for which `topdp run` has an option."""
+
+
+def key_of_option(option: str) -> str:
+    """Return how to set what an unknown option of a command means; empty if that is not known.
+
+    >>> key_of_option("--epsilon"), key_of_option("--max-grad-norm"), key_of_option("--fast")
+    (' Use --set privacy.epsilon=...', ' Use --set privacy.clip=...', '')
+    """
+    word = option.lstrip("-").replace("-", "_")
+    own = OTHER_WORDS.get(word)
+    key = OPTION_KEYS.get(word) or ("" if own is None else own.key)
+    return f" Use --set {key}=..." if key else ""
+
+
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 

@@ -30,11 +30,25 @@ NOTEBOOK_LINE_SECONDS = 0.25
 FIRST_LINE_SECONDS, MAX_SILENCE_SECONDS = 0.3, 4.0
 """Seconds without output until the first line of a command, and until further lines of a long stage."""
 
+MIN_SECONDS_OF_ESTIMATE = 4.0
+"""Seconds after which a line estimates how long its stage will take, if that is at least as long."""
+
 SILENT_SHARE = 1 / 15
 """The share of a command's time so far that may pass without a line: four minutes after an hour."""
 
 TRANSIENT_UNITS = ("", "byte")
 """A bar with one of these units is removed when another bar begins; bars with other units stay."""
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as people say it.
+
+    >>> duration_text(48.7), duration_text(100), duration_text(9000)
+    ('49 s', '2 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class ProgressDisplay(ABC):
@@ -77,14 +91,27 @@ class ProgressLines(ProgressDisplay):
         self.began = self.spoke = time.monotonic()
         self.limit = FIRST_LINE_SECONDS
         self._now, self._shown = "starting", ("", 0)
+        self._stage, self._first, self._stage_began = "", 0, self.began
 
     def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None:
-        words = ", ".join(part for part in (text, counted, note) if part)
+        left = self._time_left(text, done, total) if counted else ""
+        words = ", ".join(part for part in (text, counted, note, left) if part)
         tenth = (text, 10 * done // total if total and unit not in TRANSIENT_UNITS else 0)
         self._now = words
         if tenth != self._shown:
             self._shown = tenth
             self._print(words)
+
+    def _time_left(self, stage: str, done: int, total: int | None) -> str:
+        """Return about how long the stage will take, as text; empty while it is not known or short."""
+        now = time.monotonic()
+        if stage != self._stage or done < self._first:
+            self._stage, self._first, self._stage_began = stage, done, now
+        elapsed, steps = now - self._stage_began, done - self._first
+        if total is None or not steps or elapsed < MIN_SECONDS_OF_ESTIMATE:
+            return ""
+        seconds = elapsed / steps * (total - done)
+        return f"about {duration_text(seconds)} left" if seconds >= MIN_SECONDS_OF_ESTIMATE else ""
 
     def beat(self, now: float) -> None:
         if now - self.spoke >= self.limit:
