@@ -46,7 +46,7 @@ WRONG = {
     "budget and noise": (["--epsilon", 2, "--set", "privacy.sigma=1"], "expected either privacy.epsilon"),
     "with a stored run": (["--resume", "runs/old", "--epsilon", 2], "--resume takes all settings"),
     "an unknown method": (["--method", "corelated"], "Did you mean 'correlated'?"),
-    "no number": (["--epsilon", "low"], "is not a valid float"),
+    "no number": (["--epsilon", "low"], "Invalid value for '--epsilon'"),
     "not positive": (["--epsilon", -1], "privacy.epsilon: expected"),
     "lr": (["--set", "train.lr=0.1"], "train.lr: no such key. Use 'train.learning_rate'."),
     "epochs": (["--set", "epochs=3"], "epochs: no such key. Use 'rounds'."),
@@ -103,7 +103,7 @@ def test_labels_that_begin_at_one_are_explained():
     x = torch.rand(3, 30, 4)
     y = torch.arange(30) % 2 + 1
     shards = package.Shards.from_arrays([(part, y) for part in x])
-    with pytest.raises(TopdpError, match="The smallest label is 1.*subtract 1 from all labels"):
+    with pytest.raises(TopdpError, match=r"The smallest label is 1.*subtract 1 from all labels"):
         package.train(nn.Linear(4, 2), shards, topology.ring(3), rounds=2)
     with pytest.raises(DataError, match="number the 2 classes from 1, and topdp numbers them from 0"):
         package.Shards.from_arrays([(part, y) for part in x], classes=2)

@@ -77,9 +77,8 @@ class Shortcuts(NamedTuple):
                     f"{OPTION_KEYS[name]}: expected one value, got one from --{name} and one from --set. "
                     "Remove one."
                 )
-        shortcuts = [
-            f"{OPTION_KEYS[name]}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items()
-        ]
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+        shortcuts = [f"{OPTION_KEYS[name]}={text}" for name, text in texts.items()]
         return [*shortcuts, *(changes or [])]
 
 
