@@ -1,6 +1,8 @@
 """Tests of predictions for new records: preparation, classes, units, stored results, wrong records."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -401,3 +403,15 @@ def test_an_unfinished_run_has_no_model_yet(tmp_path):
         trained(shards_of(CLASSES), "mlp", out=tmp_path / "run", callbacks=[stop])
     with pytest.raises(InputError, match="Finish it first"):
         topdp.load(tmp_path / "run")
+
+
+def test_the_example_of_the_readme_predicts_well(capsys):
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    places = {"__name__": "__main__"}
+    exec(compile(block, "README.md", "exec"), places)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("['no' 'yes'] 0.99") or lines[0].startswith("['no' 'yes'] 1.0")
+    days, frame = places["result"].predict(places["frame"]), places["frame"]
+    assert 1 - np.square(days - frame["days"]).mean() / frame["days"].var() > 0.8
+    assert places["result"].privacy.adaptive.largest <= 1 and len(places["shards"].labels) == 5

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -51,7 +52,8 @@ START_AGAIN = "the same command, which starts from the beginning, because nothin
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 
 
-class Shortcuts(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Shortcuts:
     """The values of options that stand for one key each (`OPTION_KEYS`); None: not given."""
 
     epsilon: float | None
@@ -70,7 +72,7 @@ class Shortcuts(NamedTuple):
         Raise ConfigError if both set the same key.
         """
         set_keys = {change.partition("=")[0].strip() for change in changes or []}
-        values = {name: value for name, value in self._asdict().items() if value is not None}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
         for name in values:
             if OPTION_KEYS[name] in set_keys:
                 raise ConfigError(

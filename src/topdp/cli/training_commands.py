@@ -72,7 +72,17 @@ def run(
     The paper-* presets are calibrated to `view`. With --lens they are the runs of the paper's figures:
       topdp run --preset paper-mnist-sync --lens same
     """
-    shortcuts = options.Shortcuts(epsilon, method, data, schema, model, agents, topology, rounds, seed)
+    shortcuts = options.Shortcuts(
+        epsilon=epsilon,
+        method=method,
+        data=data,
+        schema=schema,
+        model=model,
+        agents=agents,
+        topology=topology,
+        rounds=rounds,
+        seed=seed,
+    )
     changes = shortcuts.changes(changes)
     if abandon is not None:
         options.expect_nothing_else("--abandon", "run folder", file, preset, changes, folder, sinks, resume)
