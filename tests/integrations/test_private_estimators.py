@@ -22,6 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
+from topdp.integrations._fit_costs import FitCost, FitHistory
 from topdp.sklearn import PrivateClassifier, PrivateRegressor
 
 X = np.random.default_rng(0).uniform(0, 9, (600, 3))
@@ -154,15 +155,16 @@ def test_cross_validation_and_search_warn_what_they_cost():
     assert search.best_estimator_.result_.config.rounds in (5, 30)
 
 
-def test_poisson_batches_without_mu_add_up_epsilon_and_delta():
-    options = {"batch": {"poisson": 20}}
-    first = regressor(rounds=3, train_options=options).fit(X, X[:, 0], sites=SITES)
-    with pytest.warns(UserWarning, match="Accounts add up"):
-        first.fit(X, X[:, 0], sites=SITES)
-    epsilon, delta = first._fit_history.cost()
-    if first.result_.privacy.adaptive.mu is None:
-        assert epsilon == pytest.approx(2 * first.result_.privacy.adaptive.largest) and delta == 2e-5
-    assert epsilon >= first.result_.privacy.adaptive.largest
+def test_the_cost_of_fits_is_the_smaller_of_the_sum_and_the_composition():
+    def cost(*fits):
+        return FitHistory([FitCost(*fit) for fit in fits]).cost()
+
+    one = epsilon_of(0.2, 1e-5)
+    assert cost((one, 1e-5, 0.2)) == (pytest.approx(one), 1e-5)
+    assert cost((one, 1e-5, 0.2), (one, 1e-6, 0.2)) == (pytest.approx(epsilon_of(0.08**0.5, 1e-6)), 1e-6)
+    assert cost((1.0, 1e-5, None), (2.0, 1e-5, 0.5)) == (3.0, 2e-5)  # no μ of a sampled loss
+    assert cost((0.1, 1e-5, 3.0), (0.1, 1e-5, 3.0)) == (0.2, 2e-5)  # amplified: μ is a loose bound
+    assert cost((float("inf"), 1e-5, None)) == (float("inf"), 1e-5)
 
 
 def test_pipelines_pickles_and_parameters():

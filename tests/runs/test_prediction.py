@@ -311,7 +311,39 @@ def predicted_array(records):
     return lambda place, classified, arrays: arrays.predict(records)
 
 
+def frame_shards(*arguments):
+    return lambda *_: topdp.Shards.from_frame(*arguments[:2], schema=arguments[2:] and arguments[2])
+
+
 WRONG = {
+    "no schema": (frame_shards(FRAME, "hospital"), 2, "Fill in this text and save it as schema.toml"),
+    "no such site column": (frame_shards(FRAME, "clinic", CLASSES), 5, "expected a column 'clinic'"),
+    "sites as inputs": (frame_shards(FRAME, "ward", CLASSES), 5, "a column that the schema does not use"),
+    "a site is missing": (
+        frame_shards({**FRAME, "hospital": [None] * RECORDS}, "hospital", CLASSES),
+        5,
+        r"name of a site in 'hospital', got a missing value \(240 of 240",
+    ),
+    "an unknown class": (
+        frame_shards({**FRAME, "ill": ["maybe"] * RECORDS}, "hospital", CLASSES),
+        5,
+        "expected one of the classes no, yes in 'ill', got 'maybe'",
+    ),
+    "a generator of records": (
+        lambda *_: topdp.Shards.from_arrays(pair for pair in []),
+        5,
+        "Expected a list with the records of each agent, got generator",
+    ),
+    "a frame as shards": (
+        lambda *_: topdp.train("mlp", FRAME, topology.ring(3)),
+        2,
+        "got dict. Make it with topdp.Shards.from_frame",
+    ),
+    "an unknown network": (
+        lambda *_: topdp.train("mpl", shards_of(CLASSES), topology.ring(3)),
+        2,
+        "model.name: got 'mpl'. Did you mean 'mlp'",
+    ),
     "a column is missing": (predicted({"age": [3.0]}), 5, r"expected the column 'pressure' of the schema"),
     "an array for a schema": (predicted(np.zeros((3, 5))), 5, "expected a frame, a dictionary of columns"),
     "a text for a number": (

@@ -338,7 +338,8 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
     agent: Annotated[
-        str, typer.Option(help="The agent whose network to export, or mean for the average of all.")
+        str,
+        typer.Option(help="The agent whose network to export, by number or site, or mean for the average."),
     ] = "0",
     format: Annotated[
         str | None, typer.Option(help="safetensors, state-dict or onnx; by default as the name ends.")

@@ -39,14 +39,17 @@ class FitHistory:
         """Return an (ε, δ) of all fits together, if each has used the same records.
 
         **Guarantees.** An upper bound against an observer of all fits, each under its own guarantee. Their
-        noise is independent. If each fit has μ (Gaussian differential privacy), the composition is
-        √Σμ², at the smallest δ. Otherwise the ε and the δ add up.
+        noise is independent. The ε and the δ add up. If each fit has μ (Gaussian differential privacy), the
+        composition √Σμ² holds as well, at the smallest δ; the smaller of the two ε is returned.
         """
         delta = min(fit.delta for fit in self.fits)
+        added = sum(fit.epsilon for fit in self.fits)
         losses = [fit.mu for fit in self.fits if fit.mu is not None]
         if len(losses) == len(self.fits):
-            return epsilon_of(float(np.sqrt(np.square(losses).sum())), delta), delta
-        return sum(fit.epsilon for fit in self.fits), sum(fit.delta for fit in self.fits)
+            composed = epsilon_of(float(np.sqrt(np.square(losses).sum())), delta)
+            if composed <= added:
+                return composed, delta
+        return added, sum(fit.delta for fit in self.fits)
 
     def warning(self) -> str:
         """Return a sentence about the cost of all fits together."""

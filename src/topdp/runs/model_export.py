@@ -167,7 +167,8 @@ def export_run(
             + ("" if best else f" Finish the run first: topdp run --resume {path}")
         )
     stored, notes = folder.stored_estimates(name, (PARAMETERS_NOTE,))
-    row = chosen_row(torch.from_numpy(widened(stored)), agent)
+    labels = folder.read_json("run.json").get("labels")
+    row = chosen_row(torch.from_numpy(widened(stored)), agent, None if labels is None else tuple(labels))
     config = folder.config
     if config.started_from_python:
         return write_tensors(_by_name(row, notes[PARAMETERS_NOTE]), file, format)

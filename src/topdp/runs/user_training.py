@@ -35,6 +35,7 @@ from topdp.topology import Topology, as_topology, single
 SHARDS_CONSTRUCTORS = {
     "arrays": "topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent",
     "torch": "topdp.Shards.from_torch([dataset, ...]), one torch dataset per agent",
+    "frame": "topdp.Shards.from_frame(frame, site=column, schema=schema), or from_frames with one per agent",
 }
 
 
@@ -259,6 +260,8 @@ topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensor
         return
     first = value[0] if isinstance(value, list | tuple) and value else value
     kind = "torch" if isinstance(first, DataLoader | TorchDataset) else "arrays"
+    if isinstance(first, Mapping) or hasattr(first, "columns") or hasattr(first, "column_names"):
+        kind = "frame"
     got = type(value).__name__ + ("" if first is value else f" of {type(first).__name__}")
     loader = " The dataset of a loader is loader.dataset." if isinstance(first, DataLoader) else ""
     raise ConfigError(
