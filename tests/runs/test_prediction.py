@@ -106,6 +106,18 @@ def test_site_names_that_are_numbers_are_sorted_as_numbers_and_names_precede_num
     assert result.predict(frame).dtype.kind == "i"  # the classes "0" and "1" were numbers
 
 
+def test_files_of_sites_name_them(tmp_path):
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("age,ill\n" + "33,no\n71,yes\n" * 5)
+    schema = {"target": "ill", "classes": ["no", "yes"], "ranges": {"age": [0, 100]}}
+    shards = topdp.Shards.from_files([tmp_path / "*.csv"], schema=schema)
+    assert shards.labels == ("north", "south") and shards.pooled().labels is None
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "north.csv").write_text("age,ill\n33,no\n")
+    files = [tmp_path / "north.csv", tmp_path / "other" / "north.csv"]
+    assert topdp.Shards.from_files(files, schema=schema).labels is None
+
+
 def test_models_are_in_evaluation_mode():
     network = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     result = trained(shards_of(CLASSES), network, rounds=2)

@@ -20,7 +20,13 @@ from topdp.base.array_types import AnyArray, Ints
 from topdp.data._datasets import Dataset
 from topdp.data.preparation import Preparation
 from topdp.data.readers.raw_tables import read_frame
-from topdp.data.readers.record_paths import SiteRecords, read_site_files, read_site_frames, split_by_site
+from topdp.data.readers.record_paths import (
+    SiteRecords,
+    read_site_files,
+    read_site_frames,
+    site_paths,
+    split_by_site,
+)
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.readers.torch_loaders import read_items
 from topdp.data.record_checks import check_labels, check_records, check_same_shape, is_numbering
@@ -258,10 +264,13 @@ class Shards:
         """Return shards of one file or folder per agent: CSV, Parquet, `.npz`, or folders of images.
 
         `schema` states what is publicly known of the records. It alone determines how records become numbers;
-        the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order.
+        the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order. Their
+        names without suffixes are the names of the sites (`labels`), unless two are equal.
         """
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return _prepared(read_site_files(agents, test, stated), stated)
+        shards = _prepared(read_site_files(agents, test, stated), stated)
+        names = [path.stem for path in site_paths(agents)]
+        return replace(shards, labels=tuple(names) if len(set(names)) == len(names) else None)
 
     @staticmethod
     def from_frames(

@@ -259,6 +259,11 @@ def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return paths
 
 
+def site_paths(agents: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[Path]:
+    """Return the path of each site, as `expand_paths`; `agents` may also be a single pattern."""
+    return expand_paths([agents] if isinstance(agents, str | os.PathLike) else agents)
+
+
 def read_site_files(
     agents: Sequence[str | os.PathLike[str]], test: str | os.PathLike[str] | None, schema: Schema
 ) -> SiteRecords:
@@ -266,9 +271,7 @@ def read_site_files(
 
     They are ready for `Shards.from_arrays`.
     """
-    if isinstance(agents, str | os.PathLike):
-        agents = [agents]
-    paths = expand_paths(agents)
+    paths = site_paths(agents)
     if test is not None and Path(test).expanduser().resolve() in [path.resolve() for path in paths]:
         raise DataError(
             f"Expected test records that no agent holds, got {test}. Metrics on them, and the choice of "
