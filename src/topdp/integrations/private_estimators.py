@@ -25,6 +25,7 @@ from topdp.base.progress import silent
 from topdp.data import Shards
 from topdp.data.readers.record_paths import sorted_sites
 from topdp.errors import InputError
+from topdp.integrations import MissingPackageError
 from topdp.integrations._fit_costs import FitHistory
 from topdp.runs.other_words import explain_unknown_arguments
 from topdp.runs.result import Result
@@ -36,7 +37,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
-    raise ImportError(
+    raise MissingPackageError(
         "Expected scikit-learn for topdp.sklearn, could not find it. Install it with "
         "pip install -c constraints.txt '.[sklearn]'."
     ) from None
