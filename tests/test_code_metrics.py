@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
-    "packages": 14,
+    "packages": 15,
     "code lines": 38_150,
     "repeated module names": 0,
     "repeated class names": 0,

@@ -11,6 +11,7 @@ from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from topdp import data, errors, plan, privacy, protocols, topology
+    from topdp.base.progress import silent
     from topdp.data import Shards
     from topdp.errors import TopdpError
     from topdp.learning.metrics import Metric
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from topdp.runs.statistics.aggregate import aggregate
     from topdp.runs.statistics.linear_regression import linear_regression
     from topdp.runs.statistics.table_statistics import describe
+    from topdp.runs.stored_results import load
     from topdp.runs.user_training import train
 
 __version__ = "0.1.0"
@@ -35,18 +37,21 @@ __all__ = [
     "describe",
     "errors",
     "linear_regression",
+    "load",
     "lora",
     "plan",
     "privacy",
     "protocols",
+    "silent",
     "topology",
     "train",
 ]
 
-_MODULES = ("data", "errors", "plan", "privacy", "protocols", "topology")
+_MODULES = ("data", "errors", "plan", "privacy", "protocols", "sklearn", "topology")
 _get = lazy_exports(
     __name__,
     {
+        "base.progress": ["silent"],
         "data": ["Shards"],
         "errors": ["TopdpError"],
         "learning.pretrained_models": ["lora"],
@@ -56,6 +61,7 @@ _get = lazy_exports(
         "runs.statistics.aggregate": ["aggregate"],
         "runs.statistics.linear_regression": ["linear_regression"],
         "runs.statistics.table_statistics": ["describe"],
+        "runs.stored_results": ["load"],
         "runs.user_training": ["train"],
     },
 )
@@ -63,3 +69,7 @@ _get = lazy_exports(
 
 def __getattr__(name: str) -> Any:
     return import_module(f"topdp.{name}") if name in _MODULES else _get(name)
+
+
+def __dir__() -> list[str]:
+    return __all__

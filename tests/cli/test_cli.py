@@ -11,6 +11,7 @@ import pytest
 
 from builders import blobs
 from topdp import topology
+from topdp.cli.app import COMMANDS
 from topdp.plan import save, schedules
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.protocols import PlainSynchronous
@@ -34,7 +35,18 @@ def test_the_help_lists_all_presets_and_no_summary_is_cut(topdp, monkeypatch):
     words = topdp("run", "--help").out.replace(",", " ").split()
     assert set(config.presets()) <= set(words)
     for group in ([], ["agent"], ["federation"], ["data"], ["agent", "budget"], ["agent", "quarantine"]):
-        assert "..." not in topdp(*group, "--help").out.partition("Commands:")[2]
+        listed = topdp(*group, "--help").out.partition("--help")[2]
+        assert listed.count("\n  ") > 1 and "..." not in listed
+
+
+def test_the_help_lists_each_command_under_one_heading(topdp):
+    commands = {name for name in COMMANDS if name not in ("help", "sections")}
+    listed = [name for names in COMMANDS["sections"].values() for name in names]
+    assert sorted(listed) == sorted(commands)
+    out = topdp("--help").out
+    headings = [line.rstrip(":") for line in out.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Options", "Start here", "Look", "Several organisations", "Research"]
+    assert out.index("  run ") < out.index("Look:") < out.index("  account ") < out.index("Research:")
 
 
 def test_ctrl_c_while_accounting_is_reported(topdp, monkeypatch):

@@ -227,7 +227,7 @@ def test_shards_are_accepted():
     [
         ({"device": None}, "--device: expected auto, cpu, cuda or cuda:N, got None"),
         ({"out": 3}, "Expected out to be the path of a folder, got int"),
-        ({"progress": 3}, "Expected progress to be a function of"),
+        ({"progress": 3}, 'Expected progress to be "auto" or a function of'),
     ],
 )
 def test_arguments_of_a_wrong_type_are_named(settings, expected_words):

@@ -1,4 +1,7 @@
-"""Let a package import each name that it exports only when the name is first used, to keep imports cheap."""
+"""Let a package import each name that it exports only when the name is first used, to keep imports cheap.
+
+Such a package also defines `__dir__`, so that interactive sessions list its names before their first use.
+"""
 
 from __future__ import annotations
 

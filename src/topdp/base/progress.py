@@ -1,6 +1,6 @@
 """The interface through which every long operation reports its progress: a function that receives reports.
 
-`views/terminal/progress_display.py` shows the reports on a terminal or in a log.
+`runs/progress_display.py` shows the reports on a terminal or in a log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Progress(Protocol):
 
 
 def silent(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
-    """Ignore all reports."""
+    """Ignore all reports.
+
+    >>> silent("training", 3, 10, unit="round")
+    """
 
 
 def titled(progress: Progress, title: str) -> Progress:

@@ -109,7 +109,7 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     agent_options.expect_agents_installed()
     _expect_usable(arguments["manifest"], arguments["identity"])
     if not json_log:
-        from topdp.views.terminal.progress_display import show_progress
+        from topdp.runs.progress_display import show_progress
 
         with show_progress(err, "agent", "loading torch"):
             from topdp.agents.node import agent_process

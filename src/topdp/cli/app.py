@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from topdp import __version__
 from topdp.errors import ExitCode, TopdpError, translate_memory_errors
+from topdp.runs.other_words import key_of_option
 from topdp.views.terminal.console import err, show
 
 # The error that typer raises for wrong arguments: a class of click, which newer versions of typer bundle.
@@ -59,8 +60,19 @@ def _load(name: str, target: str | Commands) -> Any:
 def _group(name: str, group: Commands) -> typer.Typer:
     class LazyGroup(TyperGroup):
         def __init__(self, *, commands: object = None, **settings: Any) -> None:
-            targets = {name: target for name, target in group.items() if name != "help"}
+            targets = {name: target for name, target in group.items() if name not in ("help", "sections")}
             super().__init__(commands=LazyCommands(targets), **settings)  # type: ignore[arg-type]
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            """List the commands of a group under its headings, with summaries that fit the line."""
+            width = max(map(len, self.commands))
+            for heading, names in group.get("sections", {"Commands": list(self.commands)}).items():
+                with formatter.section(heading):
+                    commands = {name: self.commands[name] for name in names}
+                    formatter.write_dl([
+                        (name.ljust(width), command.get_short_help_str(formatter.width - 6 - width))
+                        for name, command in commands.items()
+                    ])  # fmt: skip
 
     return typer.Typer(
         name=name,
@@ -107,6 +119,8 @@ def main() -> None:
     except TopdpError as error:
         stop(error, error.code)
     except USAGE_ERROR as error:
+        if option := getattr(error, "option_name", None):  # an option that the command does not have
+            error.message += f".{key_of_option(option)}"
         error.show()
         sys.exit(error.exit_code)
     if code == ExitCode.INTERRUPTED:  # Ctrl-C before the command could state how to continue

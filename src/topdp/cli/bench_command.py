@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from topdp.errors import InputError
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_result, remark
-from topdp.views.terminal.progress_display import show_progress
 
 
 def bench(

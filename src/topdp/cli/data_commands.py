@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_json, print_result, print_text, remark, show
-from topdp.views.terminal.progress_display import show_progress
 
 
 def data_fetch(

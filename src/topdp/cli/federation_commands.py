@@ -13,8 +13,8 @@ from topdp.cli.shared_options import Changes, ConfigFile, Preset, expect_new_fil
 from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_json, print_result, remark, show
-from topdp.views.terminal.progress_display import show_progress
 
 
 def create(

@@ -11,8 +11,8 @@ import typer
 from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, continue_with
 from topdp.runs import config
 from topdp.runs.config import ConfigError
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_result
-from topdp.views.terminal.progress_display import show_progress
 
 
 def graph(

@@ -10,8 +10,8 @@ import typer
 from topdp.base.number_text import rounded_up
 from topdp.cli.agent_options import IdentityFolder, expect_agents_installed
 from topdp.cli.shared_options import expect_new_file
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_result, remark
-from topdp.views.terminal.progress_display import show_progress
 
 
 def renew(

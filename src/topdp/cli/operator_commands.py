@@ -141,7 +141,7 @@ def export_model(
 
     Works also while the agent runs. Reads no data and no manifest.
     """
-    from topdp.views.terminal.progress_display import show_progress
+    from topdp.runs.progress_display import show_progress
 
     with show_progress(err, "export", "loading torch"):
         from topdp.agents.node.agent_model_file import export_model as export

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from topdp.errors import InputError
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_result
-from topdp.views.terminal.progress_display import show_progress
 
 
 def report(

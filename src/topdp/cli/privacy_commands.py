@@ -11,8 +11,8 @@ from topdp.base.progress import titled
 from topdp.cli import shared_options as options
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_result
-from topdp.views.terminal.progress_display import show_progress
 
 
 def _run_or_config(

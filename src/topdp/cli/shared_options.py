@@ -5,8 +5,10 @@ The name of an option is that of the function parameter, unless the option decla
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -17,6 +19,7 @@ import typer
 from topdp.errors import Interrupted
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.other_words import OPTION_KEYS
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
 Target = Annotated[
@@ -47,6 +50,38 @@ Seeds = Annotated[
 ]
 START_AGAIN = "the same command, which starts from the beginning, because nothing was stored."
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortcuts:
+    """The values of options that stand for one key each (`OPTION_KEYS`); None: not given."""
+
+    epsilon: float | None
+    method: str | None
+    data: str | None
+    schema: str | None
+    model: str | None
+    agents: int | None
+    topology: str | None
+    rounds: int | None
+    seed: int | None
+
+    def changes(self, changes: list[str] | None) -> list[str]:
+        """Return these values and `changes` as changes of a configuration.
+
+        Raise ConfigError if both set the same key.
+        """
+        set_keys = {change.partition("=")[0].strip() for change in changes or []}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        for name in values:
+            if OPTION_KEYS[name] in set_keys:
+                raise ConfigError(
+                    f"{OPTION_KEYS[name]}: expected one value, got one from --{name} and one from --set. "
+                    "Remove one."
+                )
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+        shortcuts = [f"{OPTION_KEYS[name]}={text}" for name, text in texts.items()]
+        return [*shortcuts, *(changes or [])]
 
 
 def read_config(

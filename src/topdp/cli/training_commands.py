@@ -16,9 +16,9 @@ from topdp.base.progress import titled
 from topdp.cli import shared_options as options
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.progress_display import show_progress
 from topdp.simulator.ranks.torchrun_environment import expect_one_process, leads, started_together
 from topdp.views.terminal.console import Json, err, print_result
-from topdp.views.terminal.progress_display import show_progress
 
 if TYPE_CHECKING:
     from topdp.runs.ray_cluster import RayCluster
@@ -35,6 +35,17 @@ def run(
     file: options.ConfigFile = None,
     preset: options.Preset = None,
     lens: options.Lens = None,
+    epsilon: Annotated[float | None, typer.Option(help="The budget, privacy.epsilon.")] = None,
+    method: Annotated[str | None, typer.Option(help="The method, method.name.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set by name, or your own file.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="What is publicly known of your own table.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model: linear, mlp, cnn or your own.")] = None,
+    agents: Annotated[int | None, typer.Option(help="The number of agents.")] = None,
+    topology: Annotated[str | None, typer.Option(help="The family of the graph, or a file.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The public seed.")] = None,
     changes: options.Changes = None,
     folder: options.Out = None,
     device: options.Device = "auto",
@@ -54,6 +65,10 @@ def run(
     Under torchrun the ranks share the agents, and the same command continues an unfinished run.
 
     \b
+    For example:
+      topdp run --epsilon 2 --method correlated --data mine.csv --schema mine.toml
+
+    \b
     Shipped configurations for --preset:
       default
       auto, for records of your own: --preset auto --set data.name=FILE --set data.schema=SCHEMA
@@ -63,6 +78,18 @@ def run(
     The paper-* presets are calibrated to `view`. With --lens they are the runs of the paper's figures:
       topdp run --preset paper-mnist-sync --lens same
     """
+    shortcuts = options.Shortcuts(
+        epsilon=epsilon,
+        method=method,
+        data=data,
+        schema=schema,
+        model=model,
+        agents=agents,
+        topology=topology,
+        rounds=rounds,
+        seed=seed,
+    )
+    changes = shortcuts.changes(changes)
     if abandon is not None:
         options.expect_nothing_else("--abandon", "run folder", file, preset, changes, folder, sinks, resume)
         _abandon(abandon, as_json)
@@ -72,7 +99,7 @@ def run(
         options.expect_nothing_else("--resume", "run folder", file, preset, lens, changes, folder, sinks)
     else:
         sink_keys = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
-        wanted = options.read_config(file, preset, [*(changes or []), *sink_keys], lens)
+        wanted = options.read_config(file, preset, [*changes, *sink_keys], lens)
     title = str(resume) if wanted is None else wanted.method.name
     if (on_ranks := started_together()) and resume is None and folder is None:
         raise ConfigError(
@@ -172,6 +199,7 @@ def compare(
         if len(names) > 1
     ]
     figure = [] if picture is None else [f"The figure is {picture}"]
+    figure.append(f"Next: topdp report {out_folder} shows all runs in one HTML page.")
     seed_of = {name: result.config.seed for name, result in results.items()}
     lines = {name: {seed_of[name]: metrics[-1]} for name, metrics in evaluated.items()}
     gains, sentences = _gains(lines, out_folder)
@@ -255,6 +283,7 @@ def _show_points(points: Sequence[SweepPoint], place: Path, as_json: bool, along
         *sentences,
         together,
         f"The figure is {figure}. {where}" if figure else where,
+        f"Next: topdp report {place} shows all runs in one HTML page.",
     )
 
 
@@ -357,7 +386,8 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
     agent: Annotated[
-        str, typer.Option(help="The agent whose network to export, or mean for the average of all.")
+        str,
+        typer.Option(help="The agent whose network to export, by number or site, or mean for the average."),
     ] = "0",
     format: Annotated[
         str | None, typer.Option(help="safetensors, state-dict or onnx; by default as the name ends.")

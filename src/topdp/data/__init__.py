@@ -43,3 +43,7 @@ __getattr__ = lazy_exports(
         "shards": ["Shards"],
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

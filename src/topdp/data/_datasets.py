@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from topdp.data.catalogue import CatalogueEntry
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Dataset:
     """Training records and test records.
 
@@ -57,6 +57,10 @@ class Dataset:
     """The name of each label, from the schema or from the folders of the classes."""
     input_length: float | None = None
     """The length of a usual input, as is publicly known; None: unknown."""
+    schema: Schema = EMPTY_SCHEMA
+    """What is publicly known of a user's own records."""
+    target_range: tuple[float, float] | None = None
+    """For a data set of the catalogue, the range of the target that became [-1, 1]."""
     identifiers: AnyArray | None = None
     """The identifier of each training record's person, as text; None if the unit is the record."""
 
@@ -65,20 +69,20 @@ class Dataset:
         """The number of each training record's person; None if the unit of protection is the record."""
         return None if self.identifiers is None else number_persons([self.identifiers])[0]
 
+    def __repr__(self) -> str:
+        """Return shapes and counts, and no record."""
+        kind, tests = self.train_inputs.dtype, 0 if self.test_inputs is None else len(self.test_inputs)
+        return (
+            f"Dataset({self.name!r}, {len(self.train_inputs)} records, inputs {self.train_inputs.shape[1:]} "
+            f"{kind}, {tests} test records)"
+        )
+
     def scale(self, inputs: AnyArray) -> AnyArray:
         """Return `inputs` as a model receives them: (x - mean) / deviation for each channel, in float32.
 
         Bytes are first divided by 255. Without a mean, nothing is subtracted. Token ids become int64 instead.
         """
-        if self.tokens:
-            return inputs.astype(np.int64)
-        channels = (-1,) + (1,) * (inputs.ndim - 2)
-        mean = np.array(self.mean or 0, np.float32).reshape(channels)
-        deviation = np.array(self.deviation or 1, np.float32).reshape(channels)
-        factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
-        scaled: AnyArray = np.multiply(inputs, factor / deviation, dtype=np.float32)
-        scaled -= mean / deviation
-        return scaled
+        return inputs.astype(np.int64) if self.tokens else scale_inputs(inputs, self.mean, self.deviation)
 
     def train(self) -> tuple[AnyArray, AnyArray]:
         """Return all training inputs, scaled, and their targets."""
@@ -89,6 +93,17 @@ class Dataset:
         if self.test_inputs is None or self.test_targets is None:
             return None
         return self.scale(self.test_inputs), self.test_targets
+
+
+def scale_inputs(inputs: AnyArray, mean: tuple[float, ...], deviation: tuple[float, ...]) -> AnyArray:
+    """Return (x - mean) / deviation for each channel, in float32. Bytes are first divided by 255."""
+    channels = (-1,) + (1,) * (inputs.ndim - 2)
+    means = np.array(mean or 0, np.float32).reshape(channels)
+    deviations = np.array(deviation or 1, np.float32).reshape(channels)
+    factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
+    scaled: AnyArray = np.multiply(inputs, factor / deviations, dtype=np.float32)
+    scaled -= means / deviations
+    return scaled
 
 
 class DatasetStatus(NamedTuple):
@@ -140,6 +155,7 @@ def load(
             classes=train.classes,
             tokens=schema is not None and schema.text is not None,
             class_names=train.class_names,
+            schema=schema or EMPTY_SCHEMA,
             identifiers=train.persons,
             input_length=None if schema is None else schema.input_length,
         )
@@ -169,6 +185,7 @@ def load(
         deviation=entry.deviation,
         tokens=entry.tokens > 0,
         input_length=entry.input_length,
+        target_range=entry.target_range,
     )
 
 

@@ -19,6 +19,7 @@ from topdp.base.progress import Progress, silent
 from topdp.data._datasets import Dataset
 from topdp.data.features.feature_cache import FeatureSource
 from topdp.data.features.feature_maps import FeatureMap
+from topdp.data.preparation import Preparation
 from topdp.data.shards import Shards
 
 Device = torch.device | str
@@ -70,6 +71,7 @@ def of_dataset(
         inputs=inputs.view(n, longest, *shape),
         test_inputs=None if shards.test_inputs is None else tests,
         origin=_features_origin(shards, features),
+        preparation=_with_features(shards, features),
     )
 
 
@@ -91,6 +93,7 @@ def of_shards(
         inputs=inputs.to(shards.device),
         test_inputs=None if tests is None else tests.to(shards.device),
         origin=_features_origin(shards, features),
+        preparation=_with_features(shards, features),
     )
 
 
@@ -120,6 +123,10 @@ def _source(dataset: Dataset, records: AnyArray, features: FeatureMap, part: str
 def _unscaled_source(records: Tensor, features: FeatureMap, name: str) -> FeatureSource:
     array = records.detach().cpu().numpy()
     return FeatureSource(features=features, records=array, scale=lambda a: a, scaling="none", name=name)
+
+
+def _with_features(shards: Shards, features: FeatureMap) -> Preparation | None:
+    return None if shards.preparation is None else replace(shards.preparation, features=features)
 
 
 def _features_origin(shards: Shards, features: FeatureMap) -> str | None:

@@ -38,25 +38,42 @@ def check_records(inputs: AnyArray, targets: AnyArray, what: str) -> tuple[AnyAr
     finite.
     """
     for values, name in ((inputs, "inputs"), (targets, "targets")):
-        if values.dtype.kind not in "uifb":
-            raise DataError(f"{what}: expected numeric {name}, got dtype {values.dtype}.")
+        _expect_numeric(values, what, name)
     if inputs.ndim < 2:
         raise DataError(f"{what}: expected inputs of shape [records, ...], got shape {inputs.shape}.")
     if targets.ndim < 1:
         raise DataError(f"{what}: expected targets of shape [records, ...], got one number.")
     if len(inputs) != len(targets):
         raise DataError(f"{what}: expected as many targets as inputs, got {len(targets)} and {len(inputs)}.")
-    if len(inputs) == 0:
-        raise DataError(f"{what}: expected at least one record, got none.")
     for values, name in ((inputs, "inputs"), (targets, "targets")):
-        if values.size == 0:
-            raise DataError(f"{what}: expected {name} with at least one number, got shape {values.shape}.")
-        _expect_finite(values, what, name)
+        _expect_numbers(values, what, name)
     if targets.dtype.kind == "f":
         return inputs, targets.astype(np.float64 if targets.dtype.itemsize >= 8 else np.float32)
     if targets.dtype == np.uint64 and targets.max() > np.iinfo(np.int64).max:
         raise DataError(f"{what}: expected whole targets below 2^63, got {targets.max()}.")
     return inputs, targets.astype(np.int64)
+
+
+def check_inputs(inputs: AnyArray, what: str) -> AnyArray:
+    """Return `inputs` [records, ...] unchanged. Raise DataError, with a message that begins with `what`,
+    unless they are numeric, finite and not empty.
+    """
+    _expect_numeric(inputs, what, "inputs")
+    _expect_numbers(inputs, what, "inputs")
+    return inputs
+
+
+def _expect_numeric(values: AnyArray, what: str, name: str) -> None:
+    if values.dtype.kind not in "uifb":
+        raise DataError(f"{what}: expected numeric {name}, got dtype {values.dtype}.")
+
+
+def _expect_numbers(values: AnyArray, what: str, name: str) -> None:
+    if len(values) == 0:
+        raise DataError(f"{what}: expected at least one record, got none.")
+    if values.size == 0:
+        raise DataError(f"{what}: expected {name} with at least one number, got shape {values.shape}.")
+    _expect_finite(values, what, name)
 
 
 def check_labels(labels: AnyArray, what: str, classes: int | None = None) -> Ints:
@@ -78,7 +95,7 @@ def check_labels(labels: AnyArray, what: str, classes: int | None = None) -> Int
         expected = "of at least 0" if classes is None else f"in 0..{classes - 1}"
         raise DataError(
             f"{what}: expected labels {expected}, got {whole[invalid[0]]} at index {invalid[0]} "
-            f"({len(invalid)} such labels)."
+            f"({len(invalid)} such labels).{_numbering_advice(whole, classes)}"
         )
     return whole
 
@@ -106,6 +123,13 @@ def check_identifiers(values: AnyArray, records: int, what: str) -> AnyArray:
     if others:
         raise DataError(f"{what}: expected person identifiers as texts or numbers, got {', '.join(others)}.")
     return object_array([as_text(value) for value in values])
+
+
+def _numbering_advice(labels: Ints, classes: int | None) -> str:
+    """Return advice for labels that number the classes from 1; empty for others."""
+    if classes is None or labels.min() < 1 or labels.max() != classes:
+        return ""
+    return f" They number the {classes} classes from 1, and topdp numbers them from 0: subtract 1."
 
 
 def is_numbering(labels: Sequence[AnyArray]) -> bool:

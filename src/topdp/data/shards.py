@@ -20,8 +20,15 @@ from torch.utils.data import Dataset as TorchDataset
 from topdp.base.array_types import AnyArray, Ints
 from topdp.data._datasets import Dataset
 from topdp.data.person_records import PersonRecords, largest_number_of_sites, number_persons
-from topdp.data.readers.raw_tables import object_array
-from topdp.data.readers.record_paths import SiteRecords, read_site_files, read_site_frames
+from topdp.data.preparation import Preparation
+from topdp.data.readers.raw_tables import object_array, read_frame
+from topdp.data.readers.record_paths import (
+    SiteRecords,
+    read_site_files,
+    read_site_frames,
+    site_paths,
+    split_by_site,
+)
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.readers.torch_loaders import read_items
 from topdp.data.record_checks import (
@@ -37,7 +44,7 @@ AgentRecords = tuple[Any, Any]
 _NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Shards:
     """The records of n agents, and optionally test records.
 
@@ -73,6 +80,22 @@ class Shards:
     """
     input_length: float | None = None
     """The length of a usual input, as is publicly known; None: unknown."""
+    labels: tuple[str, ...] | None = None
+    """The name of each agent's site, if the sites have names."""
+    preparation: Preparation | None = None
+    """How the records were prepared, so that new records can be prepared for predictions."""
+
+    def __repr__(self) -> str:
+        """Return shapes and counts, and no record."""
+        targets = tuple(self.targets.shape[2:])
+        kind = str(self.inputs.dtype).removeprefix("torch.")
+        described = f"targets {targets}" if self.classes is None else f"{self.classes} classes"
+        tests = 0 if self.test_inputs is None else len(self.test_inputs)
+        return (
+            f"Shards({self.agents} agents, {sum(self.counts)} records ({min(self.counts)} to "
+            f"{max(self.counts)} per agent), inputs {tuple(self.inputs.shape[2:])} {kind}, {described}, "
+            f"{tests} test records)"
+        )
 
     @property
     def agents(self) -> int:
@@ -171,7 +194,13 @@ class Shards:
         assert inputs is not None and targets is not None
         origin = None if self.origin is None else f"{self.origin} pooled"
         return replace(
-            self, inputs=inputs, targets=targets, counts=(len(targets[0]),), origin=origin, persons=persons
+            self,
+            inputs=inputs,
+            targets=targets,
+            counts=(len(targets[0]),),
+            origin=origin,
+            persons=persons,
+            labels=None,
         )
 
     @staticmethod
@@ -212,7 +241,18 @@ class Shards:
         if held_out is not None:
             test = dataset.scale(dataset.train_inputs[held_out]), dataset.train_targets[held_out]
         shards = _make_shards(inputs, targets, counts, dataset.classes, test, persons)
-        return replace(shards, input_length=dataset.input_length)
+        table, ranges = _table_facts(dataset.schema)
+        preparation = Preparation(
+            shape=(),
+            dtype="",
+            schema=table,
+            class_names=dataset.class_names,
+            bytes_divided=dataset.train_inputs.dtype == np.uint8,
+            mean=dataset.mean,
+            deviation=dataset.deviation,
+            target_ranges=ranges or (dataset.target_range,),
+        )
+        return replace(shards, preparation=preparation.like(inputs), input_length=dataset.input_length)
 
     @staticmethod
     def from_arrays(
@@ -295,13 +335,16 @@ class Shards:
         """Return shards of one file or folder per agent: CSV, Parquet, `.npz`, or folders of images.
 
         `schema` states what is publicly known of the records. It alone determines how records become numbers;
-        the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order.
+        the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order. Their
+        names without suffixes are the names of the sites (`labels`), unless two are equal.
 
         `person`: the column, or the array of an `.npz` file, with the identifier of each record's person. It
         makes the person the unit of protection.
         """
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return _of_sites(read_site_files(agents, test, stated, person), stated)
+        shards = _prepared(read_site_files(agents, test, stated, person), stated)
+        names = [path.stem for path in site_paths(agents)]
+        return replace(shards, labels=tuple(names) if len(set(names)) == len(names) else None)
 
     @staticmethod
     def from_frames(
@@ -321,13 +364,72 @@ class Shards:
         """
         _expect_sequence(agents)
         stated = Schema.of(schema or EMPTY_SCHEMA)
-        return _of_sites(read_site_frames(agents, test, stated, person), stated)
+        return _prepared(read_site_frames(agents, test, stated, person), stated)
+
+    @staticmethod
+    def from_frame(
+        frame: Any,
+        site: str,
+        test: Any = None,
+        schema: Schema | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        person: str | None = None,
+    ) -> Shards:
+        """Return shards of one frame, of which the column `site` states who holds each record.
+
+        Each value of that column is one agent, in sorted order (`labels`). The column is no input of the
+        model. `frame`, `test` and `person` are as for `from_frames`; the test records may lack the column.
+
+        >>> frame = {"age": [30, 80, 55], "ill": ["no", "yes", "no"], "hospital": ["north", "south", "north"]}
+        >>> schema = {"target": "ill", "classes": ["no", "yes"], "ranges": {"age": [0, 100]}}
+        >>> shards = Shards.from_frame(frame, site="hospital", schema=schema)
+        >>> shards.labels, shards.counts
+        (('north', 'south'), (2, 1))
+        """
+        stated = Schema.of(schema or EMPTY_SCHEMA)
+        if site in {*stated.targets, *stated.inputs}:
+            raise DataError(
+                f"site: expected a column that the schema does not use, got {site!r}. Which site holds a "
+                "record must not be an input or a target of the model."
+            )
+        parts = split_by_site(frame, site)
+        held_out = None if test is None else read_frame(test, "test records")
+        if held_out is not None:
+            held_out.columns.pop(site, None)
+        declared = getattr(frame, "features", None)
+        records = read_site_frames(
+            list(parts.values()), held_out, stated, person, labels=list(parts), declared=declared
+        )
+        return replace(_prepared(records, stated), labels=tuple(parts))
 
 
-def _of_sites(records: SiteRecords, schema: Schema) -> Shards:
-    agents, test, classes, persons = records
-    shards = Shards.from_arrays(agents, test, classes, dtype=_input_type(schema), persons=persons)
-    return replace(shards, input_length=schema.input_length)
+def _prepared(records: SiteRecords, schema: Schema) -> Shards:
+    """Return the shards of records that `schema` prepared."""
+    shards = Shards.from_arrays(
+        records.agents,
+        records.test,
+        records.classes,
+        dtype=_input_type(schema),
+        persons=records.persons,
+    )
+    table, ranges = _table_facts(schema)
+    preparation = Preparation(
+        shape=(),
+        dtype="",
+        schema=table,
+        class_names=records.class_names,
+        bytes_divided=records.bytes_divided,
+        target_ranges=ranges,
+    )
+    return replace(shards, preparation=preparation.like(shards.inputs), input_length=schema.input_length)
+
+
+def _table_facts(schema: Schema) -> tuple[Schema | None, tuple[tuple[float, float] | None, ...]]:
+    """Return the schema if it is that of a table, and the ranges of its targets unless they are classes."""
+    if schema.targets == ("",):
+        return None, ()
+    ranges = () if schema.classes is not None else tuple(map(schema.ranges.get, schema.targets))
+    return schema, ranges
 
 
 def _numbers_of_persons(persons: Sequence[Any], counts: tuple[int, ...]) -> Tensor:
@@ -366,6 +468,7 @@ def _make_shards(
         test_inputs=test_inputs,
         test_targets=test_targets,
         persons=persons,
+        preparation=Preparation(shape=(), dtype="").like(inputs),
     )
 
 

@@ -56,3 +56,7 @@ __all__ = [
 ]
 
 __getattr__ = lazy_exports(__name__, {"description": ["describe"], "plan_file": ["load", "save"]})
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -51,7 +51,7 @@ class PlanError(InputError):
     """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PerRound:
     """One array for each round; rounds with equal arrays share one stored array.
 
@@ -80,6 +80,10 @@ class PerRound:
         which = np.ones(releases, np.int32)
         which[0] = 0
         return cls(np.stack([first, then]), which)
+
+    def __repr__(self) -> str:
+        shape = self.values.shape[1:]
+        return f"PerRound({len(self)} releases, {len(self.values)} different arrays of shape {shape})"
 
     def __getitem__(self, round: int) -> NDArray[Any]:
         value: NDArray[Any] = self.values[self.which[round]]
@@ -111,7 +115,7 @@ class Round:
     exists: Bools  # [m]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plan:
     """All rows of all releases: which agents make, mix, perturb and read which row.
 
@@ -148,6 +152,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         _validate(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.protocol!r}, agents={self.agents}, rows={self.rows}, releases={self.releases}"
+            f"{', pruned' if self.pruned else ''})"
+        )
 
     @property
     def releases(self) -> int:

@@ -88,3 +88,7 @@ __getattr__ = lazy_exports(
         "spending_curve": ["Spending", "spending"],
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -36,7 +36,7 @@ MAX_LISTED_OBSERVERS = 100
 MAX_USUAL_EPSILON = 10.0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Account:
     """The account of a plan: all privacy answers, for each agent at its δ.
 
@@ -68,6 +68,16 @@ class Account:
     guarantee: str | None = None
     colluders: int = 1
     prepared: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the largest ε over agents of each answer."""
+        asked_for = {ANSWERS[key].label: answer for key, answer in self.answers.items() if answer.asked}
+        values = [
+            f"{label} {answer.status if answer.largest is None else rounded_up(answer.largest)}"
+            for label, answer in asked_for.items()
+        ]
+        deltas = " to ".join(dict.fromkeys(f"{end:g}" for end in (np.min(self.delta), np.max(self.delta))))
+        return f"Account(ε: {', '.join(values)}; δ: {deltas}; guarantee: {self.guarantee or 'none'})"
 
     def __getattr__(self, key: str) -> Answer:
         if key not in ANSWERS:

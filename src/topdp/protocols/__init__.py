@@ -34,3 +34,7 @@ __getattr__ = lazy_exports(
         "_synchronous": ["PlainSynchronous", "TopSynchronous"],
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -108,7 +108,10 @@ class Assembly:
                 f"Expected shards for the {outline.graph.agents} agents of the graph, got {len(counts)}."
             )
         shards, flat = _fitted(shards, task), FlatModel(model)
-        expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
+        try:
+            expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_numbering_advice(shards, task)}") from error
         run = _resolved(outline, counts, flat, task, shards)
         expect_no_dropout_in_samples(flat.module, run.batches)
         return cls(run=run, shards=shards, flat=flat, device=device, task=task, everyone=everyone)
@@ -271,6 +274,19 @@ def _largest(shards: Shards, task: Task) -> int | None:
         return None
     labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
     return max(shards.classes or 0, *(int(part.max()) + 1 for part in labels))
+
+
+def _numbering_advice(shards: Shards, task: Task) -> str:
+    """Return advice for labels that begin at 1; empty for others."""
+    if task.loss.name != "cross-entropy":
+        return ""
+    smallest = min(int(shards.targets[agent, :count].min()) for agent, count in enumerate(shards.counts))
+    if smallest < 1:
+        return ""
+    return (
+        f" The smallest label is {smallest}, and topdp numbers classes from 0: subtract {smallest} from all "
+        "labels if they number the classes."
+    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -103,8 +103,12 @@ class BestSoFar:
 
 
 def write(folder: RunFolder, best: Best, notes: dict[str, str], name: str = "best.safetensors") -> None:
-    notes = {**notes, "round": str(best.round), "metric": best.metric, "value": repr(best.value)}
-    folder.save_estimates(name, as_array(best.estimates), notes)
+    folder.save_estimates(name, as_array(best.estimates), notes_of_best(best, notes))
+
+
+def notes_of_best(best: Best, notes: dict[str, str]) -> dict[str, str]:
+    """Return `notes`, the metadata of a file of estimates, with the facts about the best evaluation."""
+    return {**notes, "round": str(best.round), "metric": best.metric, "value": repr(best.value)}
 
 
 def read(folder: RunFolder) -> Best | None:

@@ -34,6 +34,7 @@ from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.protocols.pair_secrets import Secrets
 from topdp.protocols.protocol import Rematch
 from topdp.runs.methods import METHODS
+from topdp.runs.other_words import key_hint
 from topdp.topology import FAMILIES
 
 # Larger numbers would overflow when they are multiplied by other numbers of a configuration.
@@ -626,7 +627,7 @@ def _explain(fault: Any, tree: dict[str, Any]) -> str:
         path = [*path, *_only_keys(fault["input"])]
         if new := _moved_to(".".join(path)):
             return f"{'.'.join(path)}: this key has moved. Use {new}."
-        return f"{'.'.join(path)}: no such key.{_nearest_key(path)}"
+        return f"{'.'.join(path)}: no such key.{key_hint(path[-1]) or _nearest_key(path)}"
     if fault["type"] == "literal_error":
         known = [word.strip(" '") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(",")]
         return f"{key}: got {_shortened(fault['input'])}.{did_you_mean(str(fault['input']), known)}"

@@ -26,7 +26,9 @@ from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import did_you_mean
+from topdp.runs.frozen_state import frozen_digest
 from topdp.runs.named_model import named_model
+from topdp.runs.prediction import Predictor
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.statistics.standardisation import kept_standardisation
 from topdp.runs.tensor_files import widened
@@ -53,10 +55,25 @@ class InputKind(NamedTuple):
 
 
 def facts_of(parts: Assembly) -> dict[str, Any]:
-    """Return the entries of run.json with which a named model can be made again without records."""
+    """Return the entries of run.json with which predictions need no records, and a named model can be made
+    again.
+    """
     shards, kind = parts.shards, InputKind.of(parts.shards.inputs)
     outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
-    return {"inputs": list(kind.shape), "input_type": kind.dtype, "outputs": outputs}
+    predictor, labels = Predictor.of(shards, parts.task), labels_of(parts)
+    return {
+        "inputs": list(kind.shape),
+        "input_type": kind.dtype,
+        "outputs": outputs,
+        "prediction": None if predictor is None else predictor.tree(),
+        "labels": None if labels is None else list(labels),
+        "frozen": frozen_digest(parts.flat),
+    }
+
+
+def labels_of(parts: Assembly) -> tuple[str, ...] | None:
+    """Return the names of the agents' sites; None if they have none, or if one agent has all records."""
+    return parts.shards.labels or parts.run.graph.labels
 
 
 def notes_of(flat: FlatModel) -> dict[str, str]:
@@ -67,17 +84,25 @@ def notes_of(flat: FlatModel) -> dict[str, str]:
     return {PARAMETERS_NOTE: json.dumps([[slot.name, list(slot.shape)] for slot in flat.slots])}
 
 
-def chosen_row(estimates: Tensor, agent: int | str) -> Tensor:
-    """Return the estimate [d] of one agent, or the mean of all. Raise InputError if the agent is unknown."""
+def chosen_row(estimates: Tensor, agent: int | str, labels: tuple[str, ...] | None = None) -> Tensor:
+    """Return the estimate [d] of one agent, or the mean of all. Raise InputError if the agent is unknown.
+
+    `labels`: the names of the agents, if they have any; a text that is a name is not read as a number.
+    """
+    if isinstance(agent, str) and labels is not None and agent in labels:
+        return estimates[labels.index(agent)]
     if agent == MEAN_AGENT:
         return estimates.mean(dim=0, dtype=torch.promote_types(estimates.dtype, torch.float32))
     agents = len(estimates)
     try:
         number = int(agent)
-    except ValueError:
+    except (TypeError, ValueError):
         number = -1
     if not 0 <= number < agents:
-        raise InputError(f"Expected an agent from 0 to {agents - 1}, or {MEAN_AGENT!r}, got {agent!r}.")
+        names = "" if labels is None else f"one of the names {', '.join(labels)}, "
+        raise InputError(
+            f"Expected an agent from 0 to {agents - 1}, {names}or {MEAN_AGENT!r}, got {agent!r}."
+        )
     return estimates[number]
 
 
@@ -143,7 +168,8 @@ def export_run(
             + ("" if best else f" Finish the run first: topdp run --resume {path}")
         )
     stored, notes = folder.stored_estimates(name, (PARAMETERS_NOTE,))
-    row = chosen_row(torch.from_numpy(widened(stored)), agent)
+    labels = folder.read_json("run.json").get("labels")
+    row = chosen_row(torch.from_numpy(widened(stored)), agent, None if labels is None else tuple(labels))
     config = folder.config
     standardisation = kept_standardisation(folder)
     inputs = InputKind(tuple(folder.fact("inputs")), str(folder.fact("input_type")))

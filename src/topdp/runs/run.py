@@ -41,9 +41,10 @@ from topdp.runs.config import RunConfig
 from topdp.runs.kept_keys import KEY_FILE, key_of, keyed_digest, read_key, write_key
 from topdp.runs.memory_check import expect_room, expect_room_for_records
 from topdp.runs.metric_labels import metric_names, picture_name
-from topdp.runs.model_export import InputKind, facts_of, notes_of
+from topdp.runs.model_export import InputKind, facts_of, labels_of, notes_of
 from topdp.runs.pictures.learning_curves import curves, heading
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
+from topdp.runs.prediction import Predictor
 from topdp.runs.result import Result, Stopped
 from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
@@ -187,6 +188,9 @@ class PlannedRun:
             best=best,
             stopped=stopped,
             inputs=InputKind.of(self.parts.shards.inputs),
+            predictor=Predictor.of(self.parts.shards, self.parts.task),
+            labels=labels_of(self.parts),
+            facts={"records": list(self.parts.run.counts), **facts_of(self.parts)},
         )
 
     def read(self, folder: RunFolder) -> Result:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import networkx as nx
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from topdp.base.progress import Progress, silent
+from topdp.base.progress import Progress
 from topdp.data import Shards, featured_shards
 from topdp.data.features.user_features import UserFeatures
 from topdp.learning.losses import CUSTOM_LOSS, Loss
@@ -26,6 +26,8 @@ from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import AUTO, BUDGET_AND_NOISE, GIVEN, RANDOM_SEED, ConfigError, RunConfig, parse
 from topdp.runs.job_method import with_job_method
 from topdp.runs.named_records import named_features
+from topdp.runs.other_words import explain_unknown_arguments
+from topdp.runs.progress_display import automatic_progress
 from topdp.runs.result import Result
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline, method_of
@@ -34,6 +36,7 @@ from topdp.topology import Topology, as_topology, single
 SHARDS_CONSTRUCTORS = {
     "arrays": "topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent",
     "torch": "topdp.Shards.from_torch([dataset, ...]), one torch dataset per agent",
+    "frame": "topdp.Shards.from_frame(frame, site=column, schema=schema), or from_frames with one per agent",
 }
 
 
@@ -47,8 +50,9 @@ DATA_KEYS = (
 )
 
 
+@explain_unknown_arguments
 def train(
-    model: nn.Module,
+    model: nn.Module | str,
     shards: Shards,
     topology: Topology | nx.Graph | str | Path,
     *,
@@ -123,10 +127,12 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
-    progress: Progress = silent,
+    progress: Progress | Literal["auto"] = "auto",
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Train a user's own module on a user's own shards and graph, and return the result.
+
+    `model`: a torch module, or the name of a network of topdp: "linear", "mlp" or "cnn".
 
     `topology`: a `Topology`, a networkx graph, or the path of an edge list. The sorted nodes of a networkx
     graph are the agents; for another order use `topology.from_networkx`. `shards` has the records of the
@@ -144,7 +150,8 @@ def train(
     record (a torch module gets a batch of one). The function must not be chosen by looking at private
     records.
 
-    `progress`: a function that receives reports of progress (`topdp.base.progress.Progress`).
+    `progress`: "auto" shows progress in notebooks and on terminals, and nothing elsewhere. Otherwise a
+    function that receives the reports (`topdp.base.progress.Progress`), such as `topdp.silent`.
 
     `epsilon` is the budget, 1.0 by default, to which the noise is calibrated; `sigma` is the noise itself.
 
@@ -172,15 +179,18 @@ def train(
     (torch.Size([4, 8]), 5)
     """
     arguments = dict(locals())
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"Expected model to be a torch module, got {type(model).__name__}.")
+    if not isinstance(model, nn.Module | str):
+        raise ConfigError(
+            f"Expected model to be a torch module, or the name of a network of topdp such as 'mlp', got "
+            f"{type(model).__name__}."
+        )
     expect_shards(shards)
     if out is not None and not isinstance(out, str | os.PathLike):
         raise ConfigError(f"Expected out to be the path of a folder, got {type(out).__name__}.")
-    if not callable(progress):
+    if progress != "auto" and not callable(progress):
         raise ConfigError(
-            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got "
-            f"{type(progress).__name__}."
+            'Expected progress to be "auto" or a function of (stage, done, total, *, unit, metrics), got '
+            f"{progress!r:.80}. For none, give topdp.silent."
         )
     topology = as_topology(topology)
     own_features = None if features is None or isinstance(features, str) else UserFeatures(features)
@@ -200,7 +210,9 @@ def train(
     if resume and out is None:
         raise RunFolderError("Expected out with resume=True, got none. Name the folder of the run as out.")
     path = None if out is None else Path(out)
-    with nullcontext() if path is None or not resume else runs.locked(path):
+    lock = nullcontext() if path is None or not resume else runs.locked(path)
+    shown = automatic_progress(config.method.name) if progress == "auto" else nullcontext(progress)
+    with lock, shown as report:
         begun = runs.unfinished(path) if resume and path is not None else None
         if begun is not None:
             if seed is None:
@@ -215,15 +227,19 @@ def train(
             chosen_device = choose_device(device)
             feature_map = own_features or named_features(config)
             if feature_map is not None:
-                shards = featured_shards.of_shards(shards, feature_map, chosen_device, progress)
-            parts = Assembly.given(RunOutline.of(config, topology), model, shards, chosen_device, task)
-            job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
+                shards = featured_shards.of_shards(shards, feature_map, chosen_device, report)
+            outline = RunOutline.of(config, topology)
+            if isinstance(model, nn.Module):
+                parts = Assembly.given(outline, model, shards, chosen_device, task)
+            else:
+                parts = Assembly.of_records(outline, shards, task, chosen_device)
+            job = runs.plan_run(parts, report) if begun is None else runs.reopen_run(parts, begun)
         if new is None:
-            return runs.execute(job, begun, progress, called)
+            return runs.execute(job, begun, report, called)
         begun = runs.new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
         with runs.locked(new):
-            return runs.execute(job, begun, progress, called)
+            return runs.execute(job, begun, report, called)
 
 
 def _places() -> dict[str, tuple[str, str]]:
@@ -246,7 +262,7 @@ def _config_of(topology: Topology, arguments: Mapping[str, Any]) -> RunConfig:
         "topology": {"agents": topology.agents, "kind": "file", "path": GRAPH_FILE},
         **{section: {} for section in ("method", "privacy", "train", "robust", "attack", "report")},
         "data": {"name": GIVEN},
-        "model": {"name": GIVEN},
+        "model": {"name": arguments["model"] if isinstance(arguments["model"], str) else GIVEN},
     }
     for argument, (section, key) in _places().items():
         if arguments[argument] is not None:
@@ -267,6 +283,8 @@ topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensor
         return
     first = value[0] if isinstance(value, list | tuple) and value else value
     kind = "torch" if isinstance(first, DataLoader | TorchDataset) else "arrays"
+    if isinstance(first, Mapping) or hasattr(first, "columns") or hasattr(first, "column_names"):
+        kind = "frame"
     got = type(value).__name__ + ("" if first is value else f" of {type(first).__name__}")
     loader = " The dataset of a loader is loader.dataset." if isinstance(first, DataLoader) else ""
     raise ConfigError(

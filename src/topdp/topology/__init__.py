@@ -44,3 +44,7 @@ __all__ = [
     "star",
     "tree",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -275,7 +275,7 @@ def test_arrays_need_no_schema_and_classes_are_counted_over_all_sites(tmp_path: 
     np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int))
     np.savez(tmp_path / "b.npz", train_inputs=np.zeros((2, 3)), train_labels=np.array([1, 2]))
     assert [read_records(tmp_path / f"{name}.npz").classes for name in "ab"] == [None, None]
-    assert read_site_files([tmp_path / "*.npz"], None, EMPTY_SCHEMA)[0][1][1].tolist() == [1, 2]
+    assert read_site_files([tmp_path / "*.npz"], None, EMPTY_SCHEMA).agents[1][1].tolist() == [1, 2]
     np.savez(tmp_path / "c.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int), classes=3)
     assert read_records(tmp_path / "c.npz").classes == 3
     for arrays, message in (

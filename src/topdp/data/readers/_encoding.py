@@ -8,7 +8,7 @@ about private records. They go only to the log of this machine and are never rel
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -32,14 +32,18 @@ def encode_table(table: Table, schema: Schema) -> tuple[AnyArray, AnyArray]:
     input if it has a range; several target columns become several numbers.
     """
     expect_columns(table, schema)
+    return encode_inputs(table, schema), _targets(table, schema)
+
+
+def encode_inputs(table: Table, schema: Schema) -> AnyArray:
+    """Return the inputs of all records. The table need not have other columns than those of the inputs."""
+    _expect_named(table, schema.inputs)
     text = schema.text
     if text is not None:
         texts = [_expect_text(value, table, row) for row, value in enumerate(table.columns[text.column])]
-        inputs: AnyArray = token_ids(texts, text.length, text.vocabulary, text.unit)
-    else:
-        parts = [part for column in schema.inputs for part in _inputs(table, schema, column)]
-        inputs = np.concatenate(parts, axis=1).astype(np.float32)
-    return inputs, _targets(table, schema)
+        return token_ids(texts, text.length, text.vocabulary, text.unit)
+    parts = [part for column in schema.inputs for part in _inputs(table, schema, column)]
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def expect_columns(table: Table, schema: Schema) -> None:
@@ -52,12 +56,7 @@ def expect_columns(table: Table, schema: Schema) -> None:
             f"{table.origin}: expected a schema that names the target and what is publicly known of every "
             f"column, got none. Fill in this text and save it as schema.toml:\n\n{schema_template(columns)}\n"
         )
-    missing = [name for name in (*schema.targets, *schema.inputs) if name not in columns]
-    if missing:
-        raise DataError(
-            f"{table.origin}: expected the column {missing[0]!r} of the schema, got only the columns "
-            f"{', '.join(columns)}. Add the column, or correct the schema."
-        )
+    _expect_named(table, (*schema.targets, *schema.inputs))
     unmentioned = [name for name in columns if name not in {*schema.targets, *schema.inputs, *schema.ignore}]
     if unmentioned:
         kind = "text" if schema.text is not None else "ranges"
@@ -71,6 +70,17 @@ def expect_columns(table: Table, schema: Schema) -> None:
         raise SchemaError(
             f"{table.origin}: expected at least one input column, got none: every column is a target or "
             "ignored. Put a column under ranges or categories."
+        )
+
+
+def _expect_named(table: Table, names: Sequence[str]) -> None:
+    """Raise DataError if the table lacks one of the columns `names`."""
+    columns = list(table.columns)
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise DataError(
+            f"{table.origin}: expected the column {missing[0]!r} of the schema, got only the columns "
+            f"{', '.join(columns)}. Add the column, or correct the schema."
         )
 
 

@@ -232,10 +232,14 @@ def read_frame(frame: Any, origin: str = "frame") -> Table:
             f"{origin}: expected texts as names of columns, got {names!r:.80}. Rename them, in pandas with "
             "frame.columns = frame.columns.astype(str)."
         )
-    return make_table(origin, names, (_frame_values(frame[name]) for name in names))
+    return make_table(origin, names, (_frame_values(frame[name], f"{origin}: {name!r}") for name in names))
 
 
-def _frame_values(column: Any) -> AnyArray:
+def _frame_values(column: Any, what: str) -> AnyArray:
+    if isinstance(column, str) or not hasattr(column, "__iter__"):
+        raise DataError(
+            f"{what}: expected a list of values, got {column!r:.80}. For one record, give lists of one value."
+        )
     values = column.to_numpy() if hasattr(column, "to_numpy") else column
     if isinstance(values, np.ndarray) and values.dtype.kind in "uifb":
         return values

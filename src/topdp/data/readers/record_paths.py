@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import numpy as np
 
 from topdp.base.array_types import AnyArray
 from topdp.base.files import UNREADABLE_FILE_ERRORS, read_arrays
-from topdp.data.readers._encoding import encode_table
-from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, is_missing, read_frame, read_table
+from topdp.data.readers._encoding import encode_inputs, encode_table
+from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, as_text, is_missing, read_frame, read_table
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema, SchemaError
 from topdp.data.record_checks import (
     Records,
@@ -33,11 +33,19 @@ from topdp.data.record_checks import (
 )
 from topdp.errors import DataError
 
-# The inputs and targets of each agent, those of the test records, the number of classes, and the person
-# identifiers of each agent's records (None: the unit of protection is the record).
-SiteRecords = tuple[
-    list[tuple[AnyArray, AnyArray]], tuple[AnyArray, AnyArray] | None, int | None, list[AnyArray] | None
-]
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRecords:
+    """The inputs and targets of each agent, those of the test records, and facts about all of them."""
+
+    agents: list[tuple[AnyArray, AnyArray]]
+    test: tuple[AnyArray, AnyArray] | None
+    classes: int | None
+    class_names: tuple[str, ...] | None
+    bytes_divided: bool
+    """Whether the inputs were bytes, which were divided by 255."""
+    persons: list[AnyArray] | None
+    """The person identifiers of each agent's records; None: the unit of protection is the record."""
 
 
 def read_records(
@@ -234,23 +242,31 @@ def _expect_same_classes(records: Records, name: str, like: Records, like_name: 
 
 
 def records_of_frame(
-    frame: Any, schema: Schema, origin: str, person: str | None = None, *, test: bool = False
+    frame: Any,
+    schema: Schema,
+    origin: str,
+    person: str | None = None,
+    *,
+    test: bool = False,
+    declared: Any = None,
 ) -> Records:
     """Return the records in a frame, prepared by `schema`. `origin` names the frame in messages.
 
     If the schema lists no classes, a Hugging Face dataset may declare them for the target. Declared names
-    come from the description of the dataset, not from its records.
+    come from the description of the dataset, not from its records. `declared`: the `features` of the dataset
+    from which `frame` was taken, if it has none.
     """
-    table, features = read_frame(frame, origin), getattr(frame, "features", None)
+    table = frame if isinstance(frame, Table) else read_frame(frame, origin)
+    features = getattr(frame, "features", declared)
     if schema.classes is not None or len(schema.targets) != 1 or not isinstance(features, Mapping):
         return _encode_records(table, schema, person, test)
-    declared = getattr(features.get(schema.targets[0]), "names", None)
-    if declared is None:
+    names = getattr(features.get(schema.targets[0]), "names", None)
+    if names is None:
         return _encode_records(table, schema, person, test)
     # The values are numbers of the declared classes.
-    numbered = Schema.of({**schema.tree(), "classes": [str(number) for number in range(len(declared))]})
+    numbered = Schema.of({**schema.tree(), "classes": [str(number) for number in range(len(names))]})
     records = _encode_records(table, numbered, person, test)
-    return replace(records, class_names=tuple(map(str, declared)))
+    return replace(records, class_names=tuple(map(str, names)))
 
 
 def _encode_records(table: Table, schema: Schema, person: str | None, test: bool) -> Records:
@@ -284,6 +300,25 @@ def _identifiers(table: Table, schema: Schema, person: str) -> AnyArray:
     return check_identifiers(values, table.rows, table.origin)
 
 
+def read_inputs(given: Any, schema: Schema, origin: str) -> AnyArray:
+    """Return the inputs of records without their targets, prepared by the schema of a table.
+
+    `given`: a frame, or the path of a table. It needs the input columns of the schema, and may have others.
+    `origin` names a frame in messages.
+    """
+    if isinstance(given, str | os.PathLike):
+        path = Path(given).expanduser()
+        if path.suffix not in TABLE_SUFFIXES:
+            raise DataError(f"{path}: expected a table ({', '.join(TABLE_SUFFIXES)}), got {path.suffix!r}.")
+        return encode_inputs(read_table(path, schema.delimiter), schema)
+    if isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names"):
+        return encode_inputs(read_frame(given, origin), schema)
+    raise DataError(
+        f"{origin}: expected a frame, a dictionary of columns or the path of a table, because a schema "
+        f"prepares the records, got {type(given).__name__}. Its columns are {', '.join(schema.inputs)}."
+    )
+
+
 def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return the files or folders that paths and patterns (`hospitals/*.csv`) name: one for each site.
 
@@ -308,6 +343,11 @@ def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return paths
 
 
+def site_paths(agents: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[Path]:
+    """Return the path of each site, as `expand_paths`; `agents` may also be a single pattern."""
+    return expand_paths([agents] if isinstance(agents, str | os.PathLike) else agents)
+
+
 def read_site_files(
     agents: Sequence[str | os.PathLike[str]],
     test: str | os.PathLike[str] | None,
@@ -318,9 +358,7 @@ def read_site_files(
 
     They are ready for `Shards.from_arrays`.
     """
-    if isinstance(agents, str | os.PathLike):
-        agents = [agents]
-    paths = expand_paths(agents)
+    paths = site_paths(agents)
     if test is not None and Path(test).expanduser().resolve() in [path.resolve() for path in paths]:
         raise DataError(
             f"Expected test records that no agent holds, got {test}. Metrics on them, and the choice of "
@@ -331,16 +369,27 @@ def read_site_files(
 
 
 def read_site_frames(
-    agents: Sequence[Any], test: Any, schema: Schema, person: str | None = None
+    agents: Sequence[Any],
+    test: Any,
+    schema: Schema,
+    person: str | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    declared: Any = None,
 ) -> SiteRecords:
-    """Return the records in `agents`, one frame per agent, and in the frame `test`, prepared by `schema`."""
-    names = [f"agent {agent}" for agent in range(len(agents))]
+    """Return the records in `agents`, one frame per agent, and in the frame `test`, prepared by `schema`.
+
+    `labels`: names of the frames in messages; None: the numbers of the agents. `declared`: the features of
+    the Hugging Face dataset from which the frames were taken, if these lack them.
+    """
+    names = [f"agent {agent}" for agent in range(len(agents))] if labels is None else list(labels)
     sites = {
-        name: records_of_frame(frame, schema, name, person) for name, frame in zip(names, agents, strict=True)
+        name: records_of_frame(frame, schema, name, person, declared=declared)
+        for name, frame in zip(names, agents, strict=True)
     }
     held_out = None
     if test is not None:
-        held_out = records_of_frame(test, schema, "test records", person, test=True)
+        held_out = records_of_frame(test, schema, "test records", person, test=True, declared=declared)
     return _combine_sites(sites, held_out)
 
 
@@ -357,4 +406,49 @@ def _combine_sites(sites: dict[str, Records], test: Records | None) -> SiteRecor
     agents = [(_scale_images(records.inputs), records.targets) for records in sites.values()]
     persons = [records.persons for records in sites.values() if records.persons is not None]
     held_out = None if test is None else (_scale_images(test.inputs), test.targets)
-    return agents, held_out, first.classes, persons or None
+    bytes_divided = first.inputs.dtype == np.uint8
+    return SiteRecords(
+        agents=agents,
+        test=held_out,
+        classes=first.classes,
+        class_names=first.class_names,
+        bytes_divided=bytes_divided,
+        persons=persons or None,
+    )
+
+
+def split_by_site(frame: Any, site: str) -> dict[str, Table]:
+    """Return the table of each site, without the column `site`, in the sorted order of their names.
+
+    Names that are all whole numbers are sorted as numbers. Raise DataError if the frame lacks the column, or
+    if a record has no site.
+    """
+    table = read_frame(frame)
+    if site not in table.columns:
+        raise DataError(
+            f"{table.origin}: expected a column {site!r} that states the site of each record, got only the "
+            f"columns {', '.join(table.columns)}."
+        )
+    column = table.columns[site]
+    gaps = is_missing(column)
+    if gaps.any():
+        raise DataError(
+            f"{table.where(int(gaps.argmax()))}: expected the name of a site in {site!r}, got a missing "
+            f"value ({int(gaps.sum())} of {table.rows} records lack it). Remove these records."
+        )
+    names = np.array([as_text(value) for value in column])
+    others = {name: values for name, values in table.columns.items() if name != site}
+    return {
+        str(name): Table(f"{site} {name}", {key: values[names == name] for key, values in others.items()})
+        for name in sorted_sites(set(names.tolist()))
+    }
+
+
+def sorted_sites(names: Iterable[str]) -> list[str]:
+    """Return names of sites in sorted order: as numbers if all are whole numbers.
+
+    >>> sorted_sites(["10", "9"]), sorted_sites(["b", "a"])
+    (['9', '10'], ['a', 'b'])
+    """
+    plain = list(names)
+    return sorted(plain, key=int) if all(name.isdecimal() for name in plain) else sorted(plain)

@@ -211,8 +211,9 @@ def view(
 
     for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
-        if bound == "aligned":
-            query.progress("accounting", done, len(first), unit="observer")
+        # Upper bounds need a second pass over all observers. Each pass counts for half of them.
+        counted = done if bound == "aligned" else done // 2
+        query.progress("accounting", counted, len(first), unit="observer")
     _relabelled(same, reached)
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
     largest = reached.max(axis=1)
@@ -223,7 +224,7 @@ def view(
         low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
         lower[wanted[o], o] = np.minimum(low, ceiling[wanted[o]])
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
-        query.progress("accounting", done, len(first), unit="observer")
+        query.progress("accounting", (len(first) + done) // 2, len(first), unit="observer")
     _relabelled(same, lower, upper)
     return View(
         observers=members,

@@ -6,9 +6,10 @@ be missing. Tables and CSV files still have every line.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,10 +34,29 @@ def curves(
 
     `runs`: label -> lines of metrics.jsonl. `metric`: None: the first metric.
     """
+    with house_style():
+        return save(learning_curve(runs, title, metric), path)
+
+
+@final
+class CurveFigure(Figure):
+    """A figure that notebooks show as PNG, although no display of matplotlib made it."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        with house_style():
+            self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+def learning_curve(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str, metric: str | None = None
+) -> CurveFigure:
+    """Return the picture that `curves` draws."""
     metric = metric or next(metric_names(lines[-1])[0] for lines in runs.values() if lines)
     lines = {label: _line(metrics, metric) for label, metrics in runs.items()}
     band = "worst to best agent" if is_share(metric) else "all agents"
-    return draw_curves(lines, metric, f"test {metric} (mean,\nband: {band})", path, title)
+    return _draw(lines, metric, f"test {metric} (mean,\nband: {band})", title)
 
 
 def draw_curves(
@@ -47,7 +67,12 @@ def draw_curves(
     `lines`: label -> rounds, lower limits of the band, means, upper limits.
     """
     with house_style():
-        figure = Figure()
+        return save(_draw(lines, metric, ylabel, title), path)
+
+
+def _draw(lines: Mapping[str, tuple[list[float], ...]], metric: str, ylabel: str, title: str) -> CurveFigure:
+    with house_style():
+        figure = CurveFigure()
         axes = figure.subplots()
         for label, same in coinciding(lines).items():
             rounds, low, mean, high = lines[label]
@@ -61,7 +86,7 @@ def draw_curves(
             percent_axis(axes)
         axes.margins(x=0.02)
         axes.legend(loc="best")
-        return save(figure, path)
+        return figure
 
 
 def coinciding(lines: Mapping[str, Sequence[ArrayLike]]) -> dict[str, list[str]]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
-from topdp.base.progress import titled
-from topdp.views.terminal.progress_display import (
+from topdp.base.progress import silent, titled
+from topdp.runs import progress_display
+from topdp.runs.progress_display import (
     FIRST_LINE_SECONDS,
     MAX_SILENCE_SECONDS,
     ProgressBars,
     ProgressDisplay,
     ProgressLines,
+    automatic_progress,
     show_progress,
 )
 
@@ -152,3 +155,59 @@ def test_a_metric_is_shown_with_the_round_of_its_measurement(terminal):
         measured = {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}}
         display("training", 7, 10, unit="round", metrics=measured)
     assert "r2 0.5123 after round 4" in console.file.getvalue()
+
+
+class FakeNotebook:
+    """What an IPython kernel offers to a program, with the contents that were displayed."""
+
+    def __init__(self):
+        self.shown, self.kernel = [], object()
+
+    def get_ipython(self):
+        return self
+
+    def display(self, content, raw, display_id):
+        assert raw and display_id
+        self.update(content, raw)
+        return self
+
+    def update(self, content, raw):
+        self.shown.append(content["text/plain"])
+
+
+def test_a_notebook_shows_one_line_which_disappears(monkeypatch):
+    notebook = FakeNotebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    monkeypatch.setattr(progress_display, "FIRST_LINE_SECONDS", -1.0)
+    monkeypatch.setattr(progress_display, "NOTEBOOK_LINE_SECONDS", -1.0)
+    with pytest.raises(KeyboardInterrupt), automatic_progress("top") as progress:
+        progress("training", 3, 10, unit="round", metrics={"round": 3, "accuracy": {"mean": 0.5}})
+        progress("drawing")
+        raise KeyboardInterrupt
+    assert notebook.shown == [
+        "top: training, round 3 of 10, accuracy 50.00% after round 3",
+        "top: drawing",
+        "",
+    ]
+
+
+def test_a_short_operation_in_a_notebook_shows_nothing(monkeypatch):
+    notebook = FakeNotebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    monkeypatch.setattr(progress_display, "FIRST_LINE_SECONDS", 1e9)
+    with automatic_progress("top") as progress:
+        progress("training", 3, 10, unit="round")
+    assert notebook.shown == []
+
+
+def test_a_python_function_shows_bars_on_a_terminal_and_nothing_elsewhere(monkeypatch, capsys):
+    monkeypatch.setattr(progress_display, "_notebook_display", lambda: None)
+    with automatic_progress("top") as progress:
+        progress("training", 3, 10, unit="round")
+    assert progress is silent and capsys.readouterr() == ("", "")
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    monkeypatch.setattr(progress_display, "Console", lambda stderr: terminal)
+    with automatic_progress("top") as progress:
+        assert isinstance(progress, ProgressBars)
