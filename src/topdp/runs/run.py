@@ -190,8 +190,14 @@ class PlannedRun:
             inputs=InputKind.of(self.parts.shards.inputs),
             predictor=Predictor.of(self.parts.shards, self.parts.task),
             labels=labels_of(self.parts),
-            facts={"records": list(self.parts.run.counts), **facts_of(self.parts)},
+            facts=self.stored_facts(),
         )
+
+    def stored_facts(self) -> dict[str, Any]:
+        """Return the entries of run.json from which `topdp.load` makes the result."""
+        counts = {f"{self.parts.run.config.privacy.unit}s": list(self.parts.run.counts)}
+        prepared = {} if self.standardisation is None else {STANDARDISATION: self.standardisation.facts()}
+        return {**counts, **facts_of(self.parts), **prepared}
 
     def read(self, folder: RunFolder) -> Result:
         """Return the result of a finished run from its folder."""
@@ -402,8 +408,4 @@ def begun_folder(
 
 def begun_facts(job: PlannedRun) -> dict[str, Any]:
     """Return the entries that run.json has from the start on, besides the state."""
-    parts = job.parts
-    data = keyed_digest(job.key, parts.digest())
-    counts = {f"{parts.run.config.privacy.unit}s": list(parts.run.counts)}
-    facts = {**counts, "data": data, **facts_of(parts)}
-    return facts if job.standardisation is None else facts | {STANDARDISATION: job.standardisation.facts()}
+    return {**job.stored_facts(), "data": keyed_digest(job.key, job.parts.digest())}

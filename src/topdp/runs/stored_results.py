@@ -29,6 +29,7 @@ from topdp.runs.result import Result, Stopped
 from topdp.runs.row_arrays import as_tensor
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_outline import analysis_of
+from topdp.runs.statistics.standardisation import STANDARDISATION, standardisation_of_facts
 
 GIVEN_FEATURES = "given"  # data.features of a run with the user's own function
 
@@ -88,6 +89,7 @@ def _of_folder(
         tree, stopped = facts.get("prediction"), facts.get("stopped")
         predictor = None if tree is None else Predictor.of_tree(tree, _features_of(config, features))
         flat = _flat_of(config, facts, notes[PARAMETERS_NOTE], network, origin, frozen)
+        counts = {f"{config.privacy.unit}s": facts[f"{config.privacy.unit}s"]}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -109,12 +111,12 @@ def _of_folder(
         inputs=inputs,
         predictor=predictor,
         labels=None if labels is None else tuple(map(str, labels)),
-        facts={key: facts[key] for key in ("records", *STORED_FACTS) if key in facts},
+        facts={**counts, **{key: facts[key] for key in STORED_FACTS if key in facts}},
     )
 
 
-STORED_FACTS = ("inputs", "input_type", "outputs", "prediction", "labels", "frozen")
-"""The entries of run.json that `model_export.facts_of` writes."""
+STORED_FACTS = ("inputs", "input_type", "outputs", "prediction", "labels", "frozen", STANDARDISATION)
+"""The entries of run.json that `model_export.facts_of` writes, and the standardisation of the inputs."""
 
 
 def _features_of(config: RunConfig, given: Callable[[Tensor], Any] | None) -> Any:
@@ -152,6 +154,9 @@ def _flat_of(
         module = copy.deepcopy(network)
     else:
         raise InputError(f"Expected network to be a torch module, got {type(network).__name__}.")
+    if (standardisation := standardisation_of_facts(facts)) is not None:
+        shape = tuple(map(int, facts["inputs"]))
+        module = standardisation.before(module, shape, next(module.parameters()).dtype)
     module.eval()
     own = {key: tuple(value.shape) for key, value in module.named_parameters()}
     for key, shape in stored.items():

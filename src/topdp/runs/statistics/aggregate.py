@@ -142,6 +142,7 @@ def aggregate(
     (0, 1.0)
     """
     expect_shards(shards)
+    expect_no_persons(shards)
     return aggregate_vectors(
         record_vectors(function, shards),
         topology,
@@ -215,6 +216,15 @@ def aggregate_vectors(
         deviation=float(np.sqrt(residual_noise(result.plan).average[-1])),
         result=result,
     )
+
+
+def expect_no_persons(shards: Shards) -> None:
+    """Raise InputError for shards that state persons, of whom one could move a sum several times."""
+    if shards.persons is not None:
+        raise InputError(
+            "Expected shards without persons, because statistics protect one record each, got shards whose "
+            "unit of protection is the person. Make one record for each person first."
+        )
 
 
 def _expect_averaging(method: str) -> None:

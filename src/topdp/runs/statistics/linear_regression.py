@@ -26,7 +26,7 @@ from torch import Tensor
 from topdp.base.array_types import Floats
 from topdp.data import Shards
 from topdp.errors import DataError, InputError
-from topdp.runs.statistics.aggregate import Aggregate, aggregate_vectors
+from topdp.runs.statistics.aggregate import Aggregate, aggregate_vectors, expect_no_persons
 from topdp.runs.user_training import expect_shards
 from topdp.topology import Topology
 
@@ -96,6 +96,7 @@ def linear_regression(
     (0, (4, 1), True)
     """
     expect_shards(shards)
+    expect_no_persons(shards)
     if shards.targets.dim() > 3 or not shards.inputs.is_floating_point():
         raise DataError(
             "Expected inputs that are numbers, and one or several numbers as target, got inputs of type "

@@ -67,6 +67,7 @@ def expect_standardisable(outline: RunOutline) -> None:
         ),
         (outline.guarantee not in (*answers, None), " or ".join(answers), "privacy.guarantee"),
         (config.attack.name != "none", "no simulated attack", "attack.name"),
+        (config.privacy.unit != "record", "the unit record", "privacy.unit"),
     ):
         if wrong:
             raise ConfigError(f"{key}: expected {expected} with {SETTINGS}. Change one of the two.")

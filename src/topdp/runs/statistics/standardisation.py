@@ -79,8 +79,13 @@ class Standardisation:
 
 def kept_standardisation(folder: RunFolder) -> Standardisation | None:
     """Return the standardisation that run.json contains; None if the run has none."""
-    facts = folder.read_json("run.json").get(STANDARDISATION)
-    return None if facts is None else Standardisation.of_facts(facts)
+    return standardisation_of_facts(folder.read_json("run.json"))
+
+
+def standardisation_of_facts(facts: Mapping[str, Any]) -> Standardisation | None:
+    """Return the standardisation that the entries of a run.json contain; None if there is none."""
+    stored = facts.get(STANDARDISATION)
+    return None if stored is None else Standardisation.of_facts(stored)
 
 
 def release_standardisation(parts: Assembly, progress: Progress = silent) -> Standardisation:

@@ -211,6 +211,10 @@ def describe_configured(
             "data.schema: expected the public range or values of every column, got none. Give --schema FILE; "
             "`topdp data look FILE` prints a schema to fill in."
         )
+    if config.privacy.unit != "record":
+        raise ConfigError(
+            f'privacy.unit: expected "record", the unit of private statistics, got {config.privacy.unit!r}.'
+        )
     if config.data.batch != "full":
         raise ConfigError(
             f'data.batch: expected "full", because one release uses every record, got {config.data.batch!r}. '
