@@ -114,8 +114,8 @@ def build_context(
     count, units = (len(targets), "training records") if persons is None else (persons.counts[0], "persons")
     if count != setup.counts[agent]:
         raise DataError(
-            f"Expected {setup.counts[agent]} {units}, as the manifest says for {name}, got {count}. The noise "
-            "is calibrated for that number."
+            f"Expected {setup.counts[agent]} {units}, as the manifest says for {name}, got {count}. The "
+            "noise is calibrated for that number."
         )
     if (features := named_features(config)) is not None:
         from topdp.data import featured_shards  # images only: agents without features do not load it
