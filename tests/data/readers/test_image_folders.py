@@ -24,7 +24,8 @@ def test_folders_are_classes_in_sorted_order_and_images_are_bytes(tmp_path: Path
     put(tmp_path, "dog/b.png", value=2)
     put(tmp_path, "cat/a.png", value=1)
     put(tmp_path, "dog/a.png", value=3)
-    images, numbers, *_ = read_images(tmp_path)
+    records = read_images(tmp_path)
+    images, numbers = records.inputs, records.targets
     assert images.shape == (3, 3, 4, 6) and images.dtype == np.uint8
     assert images[:, 0, 0, 0].tolist() == [1, 3, 2] and numbers.tolist() == [0, 1, 1]
 
