@@ -35,7 +35,8 @@ from torch import nn
 
 import topdp
 
-EPSILON, DELTA, COLLUDERS = 1.0, 1e-5, 1
+DELTA, COLLUDERS = 1e-5, 1
+MAX_OPACUS_EPSILON = 100.0  # larger budgets show the methods without noise, and need no Opacus
 Arrays = tuple[NDArray[np.float32], NDArray[np.float32] | NDArray[np.int64]]
 
 
@@ -125,7 +126,7 @@ def shards_of(arrays: Arrays, sizes: tuple[int, ...], split: int) -> topdp.Shard
 
 
 def trained(
-    table: GainTable, shards: topdp.Shards, method: str, split: int, weighting: str = "records"
+    table: GainTable, shards: topdp.Shards, method: str, split: int, weighting: str, epsilon: float
 ) -> list[float]:
     """Return the metric of each agent's model; one number for `central`."""
     torch.manual_seed(0)
@@ -136,7 +137,7 @@ def trained(
         shards,
         topdp.topology.complete(len(shards.counts)),
         method=method,
-        epsilon=EPSILON,
+        epsilon=epsilon,
         delta=DELTA,
         colluders=COLLUDERS,
         clip=table.clip,
@@ -154,18 +155,18 @@ def trained(
 
 
 @lru_cache
-def opacus_noise(steps: int) -> float:
+def opacus_noise(steps: int, epsilon: float) -> float:
     """Return the noise multiplier by Opacus's own accountant; full batches are samples of rate 1."""
     from opacus.accountants.utils import get_noise_multiplier
 
     return float(
         get_noise_multiplier(
-            target_epsilon=EPSILON, target_delta=DELTA, sample_rate=1.0, steps=steps, accountant="prv"
+            target_epsilon=epsilon, target_delta=DELTA, sample_rate=1.0, steps=steps, accountant="prv"
         )
     )
 
 
-def opacus_trained(table: GainTable, shards: topdp.Shards, split: int) -> list[float]:
+def opacus_trained(table: GainTable, shards: topdp.Shards, split: int, epsilon: float) -> list[float]:
     """Return the metric of a model that Opacus trains on the pooled records, with full batches."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -178,7 +179,7 @@ def opacus_trained(table: GainTable, shards: topdp.Shards, split: int) -> list[f
     sgd = torch.optim.SGD(model.parameters(), lr=table.learning_rate)
     optimiser = DPOptimizer(
         sgd,
-        noise_multiplier=opacus_noise(table.rounds + 1),
+        noise_multiplier=opacus_noise(table.rounds + 1, epsilon),
         max_grad_norm=table.clip,
         expected_batch_size=len(inputs),
         generator=torch.Generator().manual_seed(split),
@@ -207,19 +208,19 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def measured(
-    table: GainTable, sizes: tuple[int, ...], splits: int, weighting: str
+    table: GainTable, sizes: tuple[int, ...], splits: int, weighting: str, epsilon: float
 ) -> dict[str, NDArray[np.float64]]:
     """Return the metric of each method, [splits, models]."""
     arrays = table.load()
     values: dict[str, list[list[float]]] = {"alone": [], "together": [], "central": []}
-    if find_spec("opacus"):
+    if find_spec("opacus") and epsilon <= MAX_OPACUS_EPSILON:
         values["opacus"] = []
     for split in range(splits):
         shards = shards_of(arrays, sizes, split)
         for name, method in (("alone", "alone"), ("together", "correlated"), ("central", "central")):
-            values[name].append(trained(table, shards, method, split, weighting))
+            values[name].append(trained(table, shards, method, split, weighting, epsilon))
         if "opacus" in values:
-            values["opacus"].append(opacus_trained(table, shards, split))
+            values["opacus"].append(opacus_trained(table, shards, split, epsilon))
     return {name: np.array(of) for name, of in values.items()}
 
 
@@ -256,7 +257,7 @@ def printed(result: dict) -> str:
             result["sizes"], means["alone"], means["together"], result["together - alone"], strict=True
         )
     ]
-    opacus = f"{means['opacus'][0]:.4f}" if "opacus" in means else "not installed"
+    opacus = f"{means['opacus'][0]:.4f}" if "opacus" in means else "left out"
     text = [
         f"{result['table']}: {result['metric']}, {result['splits']} splits",
         "",
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--splits", type=int, default=50)
     parser.add_argument("--sizes", choices=("unequal", "equal"), default="unequal")
+    parser.add_argument("--epsilon", type=float, default=1.0, help="1e6: hardly any noise")
     parser.add_argument("--weighting", choices=("records", "agents"), default="records")
     parser.add_argument("--out", type=Path, help="a JSON file of the results")
     options = parser.parse_args()
@@ -293,7 +295,9 @@ def main() -> None:
             sizes = (sum(sizes) // len(sizes),) * len(sizes)
         start = time.perf_counter()
         results.append(
-            lines_of(name, table, sizes, measured(table, sizes, options.splits, options.weighting))
+            lines_of(
+                name, table, sizes, measured(table, sizes, options.splits, options.weighting, options.epsilon)
+            )
         )
         print(f"\n{printed(results[-1])}\n{time.perf_counter() - start:.0f} s", flush=True)
     if options.out:

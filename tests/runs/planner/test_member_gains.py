@@ -119,6 +119,8 @@ def test_a_stated_budget_weight_or_setting_makes_a_member_harmless():
     )
     weighted = f"privacy.weights=[1,1,1,1,{small['weight']}]"
     assert average_noise(SIZES, *base, weighted) == pytest.approx(without, rel=0.01)
+    worst = gains(*base, "privacy.guarantee=worst-case")["costly"]
+    assert [cost["settings"] for cost in worst] == [[], []]  # all others together know pair noise
     by_agents = gains("method.name=correlated", "train.weighting=agents")["costly"]
     assert by_agents[0]["settings"] == ["train.weighting=records"]
 

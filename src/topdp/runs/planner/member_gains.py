@@ -85,7 +85,7 @@ class _Members:
     `needs` [members]: the noise that each needs alone at weight 1, per unit of sensitivity. `counts`: of
     records. `weights`: None: the best ones. `epsilon`, `delta`: the budgets. `by_records`: whether every
     record counts the same. `hidden_together`: whether pair noise hides all members together, against
-    `colluders`.
+    `colluders`; `could_hide`: whether it would under the guarantee.
     """
 
     needs: Floats
@@ -95,6 +95,7 @@ class _Members:
     delta: Floats
     by_records: bool
     hidden_together: bool
+    could_hide: bool
     colluders: int
 
     @classmethod
@@ -112,6 +113,7 @@ class _Members:
             delta=run.delta,
             by_records=run.config.train.weighting == "records",
             hidden_together=run.method.shares_noise and kind.relies_on_others,
+            could_hide=kind is ADAPTIVE,
             colluders=run.config.privacy.colluders,
         )
 
@@ -162,7 +164,7 @@ def _cost(members: _Members, agent: int) -> dict[str, Any] | None:
     settings = {
         "train.weighting=records": replace(members, by_records=True),
         "privacy.weights=auto": replace(members, weights=None),
-        "method.name=correlated": replace(members, hidden_together=True),
+        "method.name=correlated": replace(members, hidden_together=members.could_hide),
     }
     helpful = [
         setting
