@@ -26,6 +26,7 @@ ROUNDS = 12
 def train(callbacks=(), **settings):
     given = {
         "noise_seed": 0,
+        "method": "top-dp",
         "sigma": 0.05,
         "clip": 1.0,
         "rounds": ROUNDS,

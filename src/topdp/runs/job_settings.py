@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.gaussian import mu_of
@@ -93,6 +93,17 @@ def with_job_settings(
         rate = travel / (privacy.clip * gain * float(schedule.rate.sum()))
         outline = _with(outline, train=train.model_copy(update={"learning_rate": _rounded(rate)}))
     return outline
+
+
+def chosen_for_job(given: RunConfig, resolved: RunConfig) -> dict[str, Any]:
+    """Return the values of `resolved` for the settings that are "auto" in `given`, with their names."""
+    values = {
+        "method": (given.method.name, resolved.method.name),
+        "rounds": (given.rounds, resolved.rounds),
+        "clip": (given.privacy.clip, resolved.privacy.clip),
+        "learning_rate": (given.train.learning_rate, resolved.train.learning_rate),
+    }
+    return {name: chosen for name, (before, chosen) in values.items() if is_auto(before)}
 
 
 def _signal(outline: RunOutline, counts: tuple[int, ...], passes: int) -> float:

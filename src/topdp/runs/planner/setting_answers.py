@@ -32,6 +32,7 @@ from topdp.privacy.observers.view_effort import OPERATIONS_PER_MINUTE
 from topdp.privacy.query import Observe, Query, observe
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.config import ConfigError, RunConfig, is_auto
+from topdp.runs.job_settings import chosen_for_job
 from topdp.runs.named_records import record_counts
 from topdp.runs.planner.member_gains import member_gains
 from topdp.runs.planner.observer_cache import ObserverCache
@@ -233,7 +234,8 @@ def _setting(question: PlannerQuestion, shape: Plan) -> dict[str, Any]:
         "unit": config.privacy.unit,
         "rounds": config.rounds,
         "releases": shape.releases,
-        "chosen": {key: getattr(method, key) for key in question.run.method.tuned},
+        "chosen": chosen_for_job(question.given, config)
+        | {key: getattr(method, key) for key in question.run.method.tuned},
         "traffic": traffic(shape, config),
     }
 

@@ -105,7 +105,10 @@ def remarks(setting: Mapping[str, Any]) -> list[str]:
     privacy, chosen = setting["privacy"], setting["chosen"]
     notes = tables.missing_epsilons(privacy)
     if chosen:
-        notes.append("chosen: " + ", ".join(f"{key} {value:.4g}" for key, value in chosen.items()))
+        values = (
+            f"{key} {value if isinstance(value, str) else f'{value:.4g}'}" for key, value in chosen.items()
+        )
+        notes.append(f"chosen: {', '.join(values)}")
     for what in ("noise", "traffic"):
         if "reason" in setting[what]:
             notes.append(f"{what}: {setting[what]['reason']}")
