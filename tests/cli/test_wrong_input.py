@@ -264,7 +264,7 @@ def test_work_that_several_ranks_do_not_support_is_refused_early(topdp, here, mo
 
 
 @pytest.mark.parametrize(
-    "command", ["agent init --name a", "relay --listen 127.0.0.1:1", "agent stop --state a"]
+    "command", ["agent init --name a", "relay --listen 127.0.0.1:1 --manifest m.toml", "agent stop --state a"]
 )
 def test_agents_name_the_system_that_they_cannot_run_on(topdp, monkeypatch, command):
     monkeypatch.delattr(os, "geteuid")

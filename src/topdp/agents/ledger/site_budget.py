@@ -170,10 +170,10 @@ class SiteBudget:
 
     def expect_room(self, request: BudgetRequest, data: DataFingerprint) -> None:
         """Raise BudgetError if the run cannot be reserved now. Record nothing."""
-        known = "SELECT 1 FROM runs WHERE books = ? AND name = ?"
+        query = "SELECT 1 FROM runs WHERE books = ? AND name = ?"
         with suppress(_NotKept), self._writing() as db:
             self._expect_unit(db, data.unit)
-            if not db.execute(known, (request.ledger_id, data.name)).fetchone():
+            if not db.execute(query, (request.ledger_id, data.name)).fetchone():
                 self._insert(db, request, data, 0)
             raise _NotKept
 

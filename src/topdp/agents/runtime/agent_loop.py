@@ -175,11 +175,11 @@ class AgentLoop(ABC):
     def _explain_wait(self, unheard: list[str], for_ever: bool, begins: bool) -> None:
         """Log for which reports the agent waits, and what helps."""
         if begins:
-            found = self.peers.peers_with_other_terms.intersection(unheard)
-            others = f"; {', '.join(sorted(found))} has other terms: compare the hashes of the manifests"
+            contradict = sorted(self.peers.peers_with_other_terms.intersection(unheard))
+            hint = f"; {', '.join(contradict)} has other terms: compare the hashes of the manifests"
             words = (
                 "not heard yet, and nothing is spent before all neighbours are. Who never comes can be left "
-                f"out of a new manifest{others if found else ''}"
+                f"out of a new manifest{hint if contradict else ''}"
             )
         else:
             goes_on = "goes on with noise and without data until it is"

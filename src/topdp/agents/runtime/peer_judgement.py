@@ -72,11 +72,13 @@ class PeerBeliefs:
         """Return whether `peer` may have made `round`.
 
         Neighbours that hear each other do not go on without each other. So while `peer` has answered this
-        agent's requests without a pause of half the idle timeout, it is at most a few rounds ahead. After a
-        pause, any round is possible.
+        agent's requests without a pause of half the idle timeout, it is at most a few rounds ahead of this
+        agent, or of the next round in which the two exchange rows. After a pause, any round is possible.
         """
-        start = self._contact_rounds.get(peer)
-        return start is None or round <= max(start, self.ledger.round) + self.peers.inbox.window
+        start, inbox = self._contact_rounds.get(peer), self.peers.inbox
+        if start is None:
+            return True
+        return round <= max(start, self.ledger.round, inbox.expected(peer) or 0) + inbox.window
 
     def skips_rounds(self, peer: str, round: int) -> bool:
         """Return whether `peer` reports that its `round` has passed without a row for this agent.

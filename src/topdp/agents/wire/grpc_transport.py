@@ -149,7 +149,13 @@ class GrpcTransport(Transport):
         """
         secret = self._listed.shared_secret(self.manifest.card(peer), "meeting place")
         place = meeting_place(secret, self.manifest.hash, listener, dialer)
-        return RelayRoute(self.rules.relay, place, peer, self._refusals, waiting_token(self._listed, place))
+        return RelayRoute(
+            relay=self.rules.relay,
+            place=place,
+            peer=peer,
+            refusals=self._refusals,
+            token=waiting_token(self._listed, place),
+        )
 
     def _tunnel_socket(self, name: str) -> Path:
         return self._folder_path() / f"to-{self.manifest.number(name)}"

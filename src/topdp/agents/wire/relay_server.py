@@ -157,7 +157,12 @@ class RelayServer(ConnectionServer):
         waiters, waiter = self.waiting.setdefault(place, []), _RelayWaiter(end, fingerprint)
         if len(waiters) >= self.limits.per_place:
             waiters.pop(0).end.cut()
-        own = [each for all in self.waiting.values() for each in all if each.fingerprint == fingerprint != ""]
+        own = [
+            each
+            for waiters in self.waiting.values()
+            for each in waiters
+            if each.fingerprint == fingerprint != ""
+        ]
         if len(own) >= self.limits.per_card:
             own[0].end.cut()
         waiters.append(waiter)

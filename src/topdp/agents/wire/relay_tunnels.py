@@ -61,7 +61,7 @@ def waiting_token(identity: Identity, place: str) -> str:
     return f"{identity.card.fingerprint} {identity.sign(signed_place(place)).hex()}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RelayRoute:
     """The route of an agent to one neighbour, `peer`, through a relay; `place` is their meeting place."""
 
