@@ -211,3 +211,21 @@ def test_a_python_function_shows_bars_on_a_terminal_and_nothing_elsewhere(monkey
     monkeypatch.setattr(progress_display, "Console", lambda stderr: terminal)
     with automatic_progress("top") as progress:
         assert isinstance(progress, ProgressBars)
+
+
+def test_lines_of_a_long_stage_estimate_the_time_left(monkeypatch, console):
+    clock = [0.0]
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: clock[0])
+    progress = ProgressLines(console, "top")
+    # After 12 seconds, another pass begins.
+    for seconds, done in ((0, 0), (3, 10), (10, 50), (11, 90), (12, 20), (22, 30)):
+        clock[0] = float(seconds)
+        progress("accounting", done, 100, unit="observer")
+    assert lines(console) == [
+        "top: accounting, observer 0 of 100",
+        "top: accounting, observer 10 of 100",
+        "top: accounting, observer 50 of 100, about 10 s left",
+        "top: accounting, observer 90 of 100",  # short enough not to be estimated
+        "top: accounting, observer 20 of 100",
+        "top: accounting, observer 30 of 100, about 70 s left",
+    ]

@@ -24,7 +24,6 @@ from typer.core import TyperGroup
 
 from topdp import __version__
 from topdp.errors import ExitCode, TopdpError, translate_memory_errors
-from topdp.runs.other_words import key_of_option
 from topdp.views.terminal.console import err, show
 
 # The error that typer raises for wrong arguments: a class of click, which newer versions of typer bundle.
@@ -120,6 +119,8 @@ def main() -> None:
         stop(error, error.code)
     except USAGE_ERROR as error:
         if option := getattr(error, "option_name", None):  # an option that the command does not have
+            from topdp.runs.other_words import key_of_option
+
             error.message += f".{key_of_option(option)}"
         error.show()
         sys.exit(error.exit_code)

@@ -34,7 +34,6 @@ from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.protocols.pair_secrets import Secrets
 from topdp.protocols.protocol import Rematch
 from topdp.runs.methods import METHODS
-from topdp.runs.other_words import key_hint
 from topdp.topology import FAMILIES
 
 # Larger numbers would overflow when they are multiplied by other numbers of a configuration.
@@ -624,6 +623,8 @@ def _explain(fault: Any, tree: dict[str, Any]) -> str:
         if f"{key}.".startswith(f"{union}."):  # the rest of `key` names the form that did not fit
             return f"{union}: expected {expected}, got {_shortened(_value_at(tree, union))}."
     if fault["type"] == "extra_forbidden":
+        from topdp.runs.other_words import key_hint  # imported here, because only mistakes need it
+
         path = [*path, *_only_keys(fault["input"])]
         if new := _moved_to(".".join(path)):
             return f"{'.'.join(path)}: this key has moved. Use {new}."

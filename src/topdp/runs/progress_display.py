@@ -91,7 +91,7 @@ class ProgressLines(ProgressDisplay):
         self.began = self.spoke = time.monotonic()
         self.limit = FIRST_LINE_SECONDS
         self._now, self._shown = "starting", ("", 0)
-        self._stage, self._first, self._stage_began = "", 0, self.began
+        self._stage, self._first, self._last, self._stage_began = "", 0, 0, self.began
 
     def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None:
         left = self._time_left(text, done, total) if counted else ""
@@ -105,8 +105,9 @@ class ProgressLines(ProgressDisplay):
     def _time_left(self, stage: str, done: int, total: int | None) -> str:
         """Return about how long the stage will take, as text; empty while it is not known or short."""
         now = time.monotonic()
-        if stage != self._stage or done < self._first:
+        if stage != self._stage or done < self._last:  # a new stage, or another pass of it
             self._stage, self._first, self._stage_began = stage, done, now
+        self._last = done
         elapsed, steps = now - self._stage_began, done - self._first
         if total is None or not steps or elapsed < MIN_SECONDS_OF_ESTIMATE:
             return ""

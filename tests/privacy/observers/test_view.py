@@ -491,6 +491,14 @@ def test_worst_is_the_largest_over_observers():
     assert np.isnan(one.worst()[[0, 2, 3]]).all() and np.isfinite(one.worst()[[1, 4]]).all()
 
 
+def test_both_passes_over_coalitions_report_progress():
+    plan, steps = make(TopSynchronous, graphs.ring(6), 5), []
+    query = Query(allow_slow=True, progress=lambda stage, done, total, **details: steps.append((done, total)))
+    coalitions(plan, exposure(6, 1.0), 2, bound="upper", query=query)
+    assert steps == sorted(steps) and len(steps) == 30
+    assert steps[14] == (7, 15) and steps[-1] == (15, 15)
+
+
 def test_coalitions_are_all_computed_or_sampled_with_a_note():
     plan = make(TopSynchronous, graphs.ring(6), 5)
     exposed = exposure(6, 1.0)
