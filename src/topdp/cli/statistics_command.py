@@ -14,8 +14,8 @@ from topdp.base.number_text import rounded_up
 from topdp.cli import shared_options as options
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.progress_display import show_progress
 from topdp.views.terminal.console import Json, err, print_result
-from topdp.views.terminal.progress_display import show_progress
 
 if TYPE_CHECKING:
     from topdp.runs.statistics.table_statistics import Description
