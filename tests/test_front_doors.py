@@ -85,7 +85,9 @@ def test_every_exported_function_has_complete_type_hints(package, name):
 def test_what_a_session_prints_is_short_and_has_no_records():
     inputs = torch.full((4, 30, 3), 0.123)
     shards = topdp.Shards.from_arrays([(part, torch.arange(30) % 2) for part in inputs])
-    result = topdp.train(torch.nn.Linear(3, 2), shards, topdp.topology.ring(4), rounds=3, clip=1.0)
+    result = topdp.train(
+        torch.nn.Linear(3, 2), shards, topdp.topology.ring(4), method="top-dp", rounds=3, clip=1.0
+    )
     whole = np.full((9, 3), 0.123)
     dataset = topdp.data.Dataset(
         name="own", train_inputs=whole, train_targets=whole, test_inputs=None, test_targets=None, classes=None

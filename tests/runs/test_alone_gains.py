@@ -33,7 +33,14 @@ def trained(agents: list[int], **changes):
             (inputs[half], targets[half]) for inputs, targets in parts for half in (slice(5), slice(5, None))
         ]
     shards = Shards.from_arrays(parts, test=(made.test_inputs, made.test_targets), classes=3)
-    settings = {"rounds": 12, "clip": 1.0, "noise_seed": 5, "answers": ["outsider"], "device": "cpu"}
+    settings = {
+        "rounds": 12,
+        "clip": 1.0,
+        "learning_rate": 0.5,
+        "noise_seed": 5,
+        "answers": ["outsider"],
+        "device": "cpu",
+    }
     return topdp.train(
         linear_model(), shards, topdp.topology.complete(len(shards.counts)), **(settings | changes)
     )

@@ -111,14 +111,14 @@ def test_a_method_has_a_default_noise_kind_unless_noise_is_on_estimates(monkeypa
     ],
 )
 def test_the_run_and_the_account_use_the_same_batches(batch, expected):
-    config = read(changes=[f"data.batch={batch}"])
+    config = read(changes=[f"data.batch={batch}", "train.weighting=agents"])
     assert batches_of(config, (9, 5)) == expected
     assert analysis_of(config, (9, 5)).batches == expected
 
 
 @pytest.mark.parametrize("batch", ["{cycle=6}", "{poisson=6}"])
 def test_batches_larger_than_the_smallest_shard_are_rejected(batch):
-    config = read(changes=[f"data.batch={batch}"])
+    config = read(changes=[f"data.batch={batch}", "train.weighting=agents"])
     with pytest.raises(
         InputError, match=r"at most 5 records, because agent 1 has no more, got 6\. Use smaller"
     ):
