@@ -137,7 +137,7 @@ def test_an_agent_reads_its_own_file_by_the_schema_of_the_manifest(
     monkeypatch.setattr(agent_process.data, "load", load)
     with pytest.raises(StopError):
         agent_process._load_records("a.csv", type("Terms", (), {"config": settings()})())
-    assert asked == {"path": "a.csv", "schema": Schema.of(place / "schema.toml")}
+    assert asked == {"path": "a.csv", "schema": Schema.of(place / "schema.toml"), "person": None}
 
 
 def test_train_accepts_frames_and_a_networkx_graph(place: Path) -> None:

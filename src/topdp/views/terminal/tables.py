@@ -101,8 +101,8 @@ def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions |
     exposure, privacy = result.analysis.exposure(), result.summary()
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
     analysis = result.analysis
-    rows.add_row("protected", unit_text(analysis.unit, analysis.sites))
     rows.add_row("δ, adjacency", f"{delta_text(result.delta)}, {analysis.adjacency}")
+    rows.add_row("protected", unit_text(analysis.unit, analysis.sites))
     rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
     rows.add_row("sensitivity", least_to_largest(exposure.sensitivity))
     rows.add_row("σ, noise per unit of clip", least_to_largest(plan.full_scale / config.privacy.clip))
