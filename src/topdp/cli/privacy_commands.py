@@ -83,7 +83,7 @@ def plan(
                 if answers["seconds_left"] > 1 and not quick:
                     progress.announce(f"about {answers['seconds_left']:.0f} s left; --quick skips this")
             if question.run.config.data.public_test and not quick and answers["gains"]["alone"] is not None:
-                from topdp.runs.planner.expected_scores import expected_scores
+                from topdp.runs.expected_scores import expected_scores
 
                 answers["gains"]["expected"] = expected_scores(question.run, answers["gains"], report)
             settings.append({"label": column.label, "command": column.command(given), **answers})

@@ -78,7 +78,7 @@ def alone_noise(run: ResolvedRun) -> Floats:
     return np.square(deviation) * float(unit)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Members:
     """Public facts on which the noise of an average depends, for some or all members.
 

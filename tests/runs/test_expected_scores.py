@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from builders import blobs, plan_answers
 from topdp.cli.app import app
 from topdp.errors import InputError
+from topdp.runs import expected_scores as scores
 from topdp.runs.config import read
-from topdp.runs.planner import expected_scores as scores
-from topdp.runs.planner.expected_scores import expected_scores
+from topdp.runs.expected_scores import expected_scores
 from topdp.runs.planner.setting_answers import PlannerQuestion
 from topdp.runs.planning import plan_and_account
 from topdp.runs.resolve import resolve
