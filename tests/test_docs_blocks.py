@@ -40,6 +40,7 @@ ELSEWHERE = {
     "audit --recorded": "tests/audit/test_audit_command.py",
     "dash": "tests/views/live/test_dash_command.py",
     "data fetch": "tests/data/test_fetch.py",
+    "stats": "tests/cli/test_statistics_command.py",
 }
 """Commands that are only parsed here, with the test that runs them."""
 

@@ -121,7 +121,7 @@ def steps_to_agree(topology: Topology, tolerance: float) -> int:
 
     >>> from topdp import topology
     >>> steps_to_agree(topology.complete(5), 1e-3), steps_to_agree(topology.ring(8), 1e-3)
-    (1, 9)
+    (1, 10)
     """
     spectrum = _spectrum(topology, _weights(topology))
     for steps in range(1, MAX_GOSSIP_STEPS):

@@ -82,7 +82,7 @@ class Description:
     >>> found = topdp.describe(sites, schema, topdp.topology.complete(3), epsilon=5.0)
     >>> age = found.columns["age"]
     >>> round(age.estimates["mean"]), round(age.noise["mean"], 2)
-    (40, 0.19)
+    (40, 0.07)
     """
 
     columns: dict[str, ColumnStatistics]
