@@ -53,6 +53,7 @@ def stretched(monkeypatch):
 
 def train(**settings):
     settings = {
+        "method": "top-dp",
         "sigma": 0.1,
         "clip": 1.0,
         "rounds": 11,
