@@ -140,9 +140,9 @@ def _digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _words() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return texts as word ids, hashed once more into 512 ids so that a sweep takes a minute."""
+    """Return every third text as word ids, hashed once more into 512 ids so that a sweep takes a minute."""
     ids, labels = _catalogue("spam-assassin")
-    return ids % 512, labels
+    return ids[::3] % 512, labels[::3]
 
 
 def _affairs() -> pandas.DataFrame:
