@@ -100,16 +100,16 @@ def gain_sentences(gains: Mapping[str, Any], larger_is_better: bool | None) -> l
 
 def _sentence(metric: str, gains: Sequence[Mapping[str, Any]], larger_is_better: bool | None) -> str:
     sign = -1 if larger_is_better is False else 1
-    known = [(sign * gain["mean"], agent) for agent, gain in enumerate(gains) if gain["mean"] is not None]
-    if not known:
+    defined = [(sign * gain["mean"], agent) for agent, gain in enumerate(gains) if gain["mean"] is not None]
+    if not defined:
         return f"{metric} is undefined."
     ends = " to ".join(
-        f"{_difference(metric, sign * gain)} (agent {agent})" for gain, agent in (min(known), max(known))
+        f"{_difference(metric, sign * gain)} (agent {agent})" for gain, agent in (min(defined), max(defined))
     )
     if larger_is_better is None:
         return f"{metric} differs from that of training alone by {ends}."
-    better = sum(gain > 0 for gain, _ in known)
-    return f"better than training alone for {better} of {len(known)} agents; {metric} {ends}."
+    better = sum(gain > 0 for gain, _ in defined)
+    return f"better than training alone for {better} of {len(defined)} agents; {metric} {ends}."
 
 
 def _difference(metric: str, value: float) -> str:

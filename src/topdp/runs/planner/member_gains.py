@@ -55,7 +55,7 @@ def member_gains(run: ResolvedRun, residual: ResidualNoise, pooled: float) -> di
         "epsilon": run.epsilon.tolist(),
         "alone": alone.tolist(),
         "together": together.tolist(),
-        "costly": [found for agent in range(len(alone)) if (found := _cost(members, agent)) is not None],
+        "costly": [cost for agent in range(len(alone)) if (cost := _cost(members, agent)) is not None],
     }
 
 
@@ -73,8 +73,8 @@ def alone_noise(run: ResolvedRun) -> Floats:
         alone.write_plan, alone.analysis, ADAPTIVE.name, alone.epsilon, alone.delta, Query()
     ).deviation
     # Nobody mixes, so the plan of one agent shows what becomes of the noise of each.
-    one = replace(alone, graph=topology.single(), protocol=Central())
-    unit = residual_noise(one.write_plan(np.ones(1))).average[-1]
+    single_agent = replace(alone, graph=topology.single(), protocol=Central())
+    unit = residual_noise(single_agent.write_plan(np.ones(1))).average[-1]
     return np.square(deviation) * float(unit)
 
 
