@@ -53,9 +53,10 @@ def executed(notebook: Any, kernel: Any = None) -> Any:
         cell.id = f"cell-{number}"
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [
+            kept = (
                 without_other_formats(output) for output in cell.outputs if output.get("name") != "stderr"
-            ]
+            )
+            cell.outputs = [output for output in kept if output.get("data") != {}]
     copy.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return copy
 
@@ -64,7 +65,9 @@ def without_other_formats(output: Any) -> Any:
     """Return an output with only its PNG picture and its plain text."""
     if "data" in output:
         output.data = {
-            kind: value for kind, value in output.data.items() if kind in ("image/png", "text/plain")
+            kind: value
+            for kind, value in output.data.items()
+            if kind in ("image/png", "text/plain") and value
         }
     return output
 

@@ -93,7 +93,10 @@ WRONG = {
     "plain key": ([*ACCOUNT, *sets("epsilon=2")], "epsilon: no such key. Did you mean 'privacy.epsilon'?"),
     "forms": ([*ACCOUNT, *sets("data.batch.cycle=0")], "{ poisson = 20 }, got {'cycle': 0}."),
     "long": ([*ACCOUNT, *sets("rounds=" + "9" * 5000)], "(5002 characters)"),
-    "brackets": ([*ACCOUNT, *sets("rounds=" + "[" * 5000)], "rounds: input should be a valid integer"),
+    "brackets": (
+        [*ACCOUNT, *sets("rounds=" + "[" * 5000)],
+        "rounds: expected a whole number from 0 to 1000000",
+    ),
     "observer": ([*AUDIT, "--observer", "99"], "--observer: expected an agent between 0 and 3, got 99"),
     "owner": ([*AUDIT, "--owner", "-1"], "--owner: expected an agent between 0 and 3, got -1"),
     "audit to a file": ([*AUDIT, "--out", "a file"], "expected a new or empty folder, got the file a file"),
@@ -204,7 +207,7 @@ WRONG_SHARDS = {
     "array": (lambda: np.zeros((2, 16)), "ndarray", "from_arrays"),
     "tensor": (lambda: torch.zeros(2, 16), "Tensor", "from_arrays"),
     "none": (lambda: None, "NoneType", "from_arrays"),
-    "dictionary": (lambda: {"x": 1}, "dict", "from_arrays"),
+    "dictionary": (lambda: {"x": 1}, "dict", "from_frame"),
     "empty": (list, "list", "from_arrays"),
 }
 

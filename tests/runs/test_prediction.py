@@ -262,24 +262,28 @@ def test_frozen_layers_are_in_a_file_and_are_compared_with_a_folder(tmp_path):
 
 
 def test_the_factory_of_a_file_is_never_called(tmp_path, monkeypatch):
-    (tmp_path / "factories.py").write_text(
+    (tmp_path / "factory_of_file.py").write_text(
         "import torch\ncalls = []\n"
         "def net(shape, outputs):\n    calls.append(shape)\n    return torch.nn.Linear(shape[0], outputs)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     x = GENERATOR.normal(size=(60, 3)).astype(np.float32)
     np.savez(tmp_path / "x.npz", train_inputs=x, train_labels=(x[:, 0] > 0).astype(int))
-    changes = [f'data.name="{tmp_path / "x.npz"}"', "model.name=factories:net", "topology.kind=complete"]
+    changes = [
+        f'data.name="{tmp_path / "x.npz"}"',
+        "model.name=factory_of_file:net",
+        "topology.kind=complete",
+    ]
     changes += ["topology.agents=3", "rounds=2", "method.name=no-noise", "privacy.clip=1"]
     result = run.run(config.read(changes=changes), tmp_path / "run")
     result.save(tmp_path / "x.safetensors")
-    import factories
+    import factory_of_file
 
     assert torch.equal(topdp.load(tmp_path / "run").outputs(x), result.outputs(x))
-    factories.calls.clear()
-    with pytest.raises(InputError, match=r"network=module.*is made by factories:net"):
+    factory_of_file.calls.clear()
+    with pytest.raises(InputError, match=r"network=module.*is made by factory_of_file:net"):
         topdp.load(tmp_path / "x.safetensors")
-    assert not factories.calls
+    assert not factory_of_file.calls
     loaded = topdp.load(tmp_path / "x.safetensors", network=nn.Linear(3, 2))
     assert torch.equal(loaded.outputs(x), result.outputs(x))
 

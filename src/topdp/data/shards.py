@@ -275,6 +275,7 @@ class Shards:
         the person the unit of protection (`unit="person"`). The shards contain numbers instead of
         identifiers.
 
+        >>> import torch
         >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 0])
         >>> shards = Shards.from_arrays([(x, y), (x, y)], persons=[["a", "a", "b"], ["c", "d", "d"]])
         >>> shards.unit_counts, shards.sites_per_person

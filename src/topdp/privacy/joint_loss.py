@@ -64,7 +64,7 @@ def share_of_budget(epsilon: Floats, deltas: Floats, sites: int) -> Floats:
     """Return the ε [agents] within which each of `sites` agents must stay, so that all stay within `epsilon`.
 
     >>> share_of_budget(np.array([1.0]), np.array([1e-5]), 2).round(3).tolist()
-    [0.48]
+    [0.469]
     """
     if sites == 1:
         return epsilon

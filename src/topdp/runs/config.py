@@ -600,7 +600,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
 KEYS_WITH_FORMS = {
     "seed": 'a whole number from 0 to 2^63 - 1, or "random"',
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
-    "rounds": 'a whole number from 1 to 1000000, or "auto"',
+    "rounds": 'a whole number from 0 to 1000000, or "auto"',
     "privacy.clip": 'a number > 0 and at most 1e30, or "auto"',
     "method.secrets_degree": 'a whole number >= 1, or "auto"',
     "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
