@@ -43,7 +43,7 @@ def test_without_noise_the_fit_is_least_squares(targets):
 
 
 def test_at_a_small_budget_the_ridge_keeps_the_fit_useful():
-    """On few records the Gram matrix with noise has eigenvalues near 0, which only the ridge makes harmless."""
+    """With few records, noise makes eigenvalues of the Gram matrix small, and only the ridge helps."""
     shards = shards_of((20, 40, 30, 15, 25))
     parts = [shards.records(agent) for agent in range(5)]
     x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
