@@ -56,7 +56,7 @@ def test_a_users_model_that_raises_ends_with_its_traceback(own, tmp_path):
     ("arguments", "code"),
     [
         (["version"], ExitCode.DONE),
-        (["run", "--set", "rounds=0"], ExitCode.INPUT),
+        (["run", "--set", "rounds=-1"], ExitCode.INPUT),
         (["run", "--no-such-option"], ExitCode.INPUT),
         (["agent", "init", "--name", "two words"], ExitCode.INPUT),
         (["agent", "init", "--name", "ada", "--address", "ada.example.org:99999"], ExitCode.INPUT),

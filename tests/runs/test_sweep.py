@@ -404,7 +404,7 @@ def test_points_reads_each_combination_once():
     found = points(count, [Axis.of("rounds=1,2,3")], 4)
     assert read.count == 3 and len(found) == 12 and found[0].folder == "01"
     with pytest.raises(ConfigError, match="rounds"):
-        points(count, [Axis.of("rounds=1,0")], 1)
+        points(count, [Axis.of("rounds=1,-1")], 1)
 
 
 def test_models_with_dropout_inside_layers_are_not_stacked():
