@@ -61,7 +61,7 @@ def stats(
     with show_progress(err, "stats", "loading torch") as progress:
         from topdp.runs.statistics.table_statistics import describe_configured
 
-        found = describe_configured(
+        description = describe_configured(
             wanted,
             bins=bins,
             quantiles=levels,
@@ -69,7 +69,7 @@ def stats(
             progress=progress,
             out=folder,
         )
-    print_result(as_json, found.summary(), *_tables(found), *_sentences(found))
+    print_result(as_json, description.summary(), *_tables(description), *_sentences(description))
 
 
 def _configuration(
@@ -85,10 +85,10 @@ def _configuration(
         from topdp.data.readers.record_paths import expand_paths
 
         paths = [str(path) for path in expand_paths(files)]
-        one = len(paths) == 1
-        named = ["data.name=" + json.dumps(paths[0])] if one else ["data.sites=" + json.dumps(paths)]
-        named += ["method.name=central"] if one else ["topology.kind=complete"]
-        named += [] if one else [f"topology.agents={len(paths)}"]
+        single = len(paths) == 1
+        named = ["data.name=" + json.dumps(paths[0])] if single else ["data.sites=" + json.dumps(paths)]
+        named += ["method.name=central"] if single else ["topology.kind=complete"]
+        named += [] if single else [f"topology.agents={len(paths)}"]
     if schema is not None:
         named.append("data.schema=" + json.dumps(str(schema)))
     if epsilon is not None:
@@ -105,9 +105,9 @@ def _levels(quantiles: str) -> list[float]:
         ) from None
 
 
-def _tables(found: Description) -> list[Table]:
+def _tables(description: Description) -> list[Table]:
     tables = []
-    numbers = [column for column in found.columns.values() if column.edges]
+    numbers = [column for column in description.columns.values() if column.edges]
     if numbers:
         levels = list(numbers[0].estimates["quantiles"])
         table = Table("column", "mean", "deviation", *(f"{level} quantile" for level in levels), "missing")
@@ -118,7 +118,7 @@ def _tables(found: Description) -> list[Table]:
             table.add_row(column.name, *(_beside(*pair) for pair in pairs))
         tables.append(table)
     table = Table("column", "values", "records", "")
-    for column in found.columns.values():
+    for column in description.columns.values():
         counts, noise = column.estimates["counts"], column.noise["counts"]
         if column.edges:
             names = [
@@ -138,10 +138,10 @@ def _tables(found: Description) -> list[Table]:
                 end_section=place == len(rows) - 1,
             )
     tables.append(table)
-    if found.correlations:
+    if description.correlations:
         table = Table("columns", "correlation")
-        for (one, other), pair in found.correlations.items():
-            table.add_row(f"{one}, {other}", _beside(*pair))
+        for (first, second), pair in description.correlations.items():
+            table.add_row(f"{first}, {second}", _beside(*pair))
         tables.append(table)
     return tables
 
@@ -158,10 +158,10 @@ def _beside(estimate: float, deviation: float) -> str:
     return f"{estimate:.{places}f} ± {deviation:.{places}f}"
 
 
-def _sentences(found: Description) -> list[str]:
+def _sentences(description: Description) -> list[str]:
     from topdp.runs.epsilon_text import delta_text
 
-    released = found.aggregate
+    released = description.aggregate
     account = released.privacy
     bound = "The noise was given, and no budget."
     if account.guarantee is not None:

@@ -75,7 +75,7 @@ def accounted(
     `view`: what observers learn under the guarantee, if it is already computed; None: it is computed.
     """
     privacy = run.config.privacy
-    found = account(
+    training = account(
         plan,
         run.analysis,
         privacy.delta,
@@ -85,9 +85,9 @@ def accounted(
         query=query_of(run.config, progress, observe),
     )
     if not standardises(run.config):
-        return found
+        return training
     _, released = release_plan(release_run(run), query_of(run.config, progress))
-    return with_release(found, released, run.config.data.standardise_share)
+    return with_release(training, released, run.config.data.standardise_share)
 
 
 def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:

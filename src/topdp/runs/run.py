@@ -17,7 +17,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,7 @@ class PlannedRun:
     plan: Plan
     privacy: Account
     key: NoiseKey = field(default_factory=NoiseKey.fresh)
+    _: KW_ONLY
     standardisation: Standardisation | None = None  # if so, the first layer of the model in `parts`
 
     def result(
@@ -212,7 +213,7 @@ def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
     standardisation = release_standardisation(parts, progress) if standardises(parts.run.config) else None
     if standardisation is not None:
         parts = standardisation.prepared(parts)
-    return PlannedRun(parts, plan, account, key_of(parts.run.config), standardisation)
+    return PlannedRun(parts, plan, account, key_of(parts.run.config), standardisation=standardisation)
 
 
 def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
@@ -236,7 +237,7 @@ def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
             "other records or another order. With cyclic batches, a moved record could be used more often "
             "than the account states. Use the original records, or another folder."
         )
-    return PlannedRun(parts, plan, account, key, standardisation)
+    return PlannedRun(parts, plan, account, key, standardisation=standardisation)
 
 
 def _kept_key(folder: RunFolder, config: RunConfig) -> NoiseKey:

@@ -42,17 +42,22 @@ def test_without_noise_the_fit_is_least_squares(targets):
     assert fit.predict(x).shape == y.shape and fit.r2(x, y) > 0.3
 
 
-def test_at_a_small_budget_the_ridge_keeps_the_fit_finite_and_useful():
-    """Without the ridge, a Gram matrix with noise is indefinite here, and the fit is worse than the mean."""
-    shards = shards_of()
-    x, y = (
-        np.concatenate(parts) for parts in zip(*(shards.records(agent) for agent in range(5)), strict=True)
-    )
-    fits = [topdp.linear_regression(shards, RING, epsilon=0.5, noise_seed=seed) for seed in range(5)]
-    scores = [fit.r2(x, y) for fit in fits]
-    assert min(scores) > 0.3 and all(fit.ridge > 0 for fit in fits)
-    noise = fits[0].aggregate.deviation
-    assert fits[0].ridge == pytest.approx(0.5 * noise_eigenvalue(noise, 5))
+def test_at_a_small_budget_the_ridge_keeps_the_fit_useful():
+    """With few records, noise makes eigenvalues of the Gram matrix small, and only the ridge helps."""
+    shards = shards_of((20, 40, 30, 15, 25))
+    parts = [shards.records(agent) for agent in range(5)]
+    x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
+    scores = {}
+    for ridge in ("auto", 0.0):
+        fits = [
+            topdp.linear_regression(shards, RING, epsilon=1.0, noise_seed=seed, ridge=ridge)
+            for seed in range(5)
+        ]
+        scores[ridge] = [fit.r2(x, y) for fit in fits]
+        if ridge == "auto":
+            assert fits[0].ridge == pytest.approx(0.5 * noise_eigenvalue(fits[0].aggregate.deviation, 5))
+    assert min(scores["auto"]) > 0 and np.mean(scores["auto"]) > 0.4
+    assert min(scores[0.0]) < -1
 
 
 def test_the_largest_eigenvalue_of_the_noise_is_as_stated():

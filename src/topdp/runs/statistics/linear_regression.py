@@ -32,7 +32,7 @@ from topdp.topology import Topology
 
 # Chosen on made-up tables and on `diabetes`, at ε = 1 (docs/guides/statistics.md): the square of a number in
 # [-1, 1] up to which a record counts in full, and the ridge over the largest eigenvalue of the noise.
-TYPICAL_SQUARE = 1 / 6
+COUNTED_SQUARE = 1 / 6
 RIDGE_SHARE = 0.5
 
 
@@ -105,14 +105,14 @@ def linear_regression(
     if not (ridge == "auto" or (isinstance(ridge, int | float) and math.isfinite(ridge) and ridge >= 0)):
         raise InputError(f'Expected ridge to be "auto" or a finite number >= 0, got {ridge!r}.')
     width = math.prod(shards.inputs.shape[2:]) + 1
-    square = 1 + (width - 1) * TYPICAL_SQUARE if square_bound is None else float(square_bound)
+    square = 1 + (width - 1) * COUNTED_SQUARE if square_bound is None else float(square_bound)
     for name, value in (("square_bound", square), ("target_bound", float(target_bound))):
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"Expected a finite {name} > 0, got {value}.")
     factor = math.sqrt(square) / float(
         target_bound
     )  # both parts of the vector then have the same largest norm
-    found = aggregate_vectors(
+    released = aggregate_vectors(
         [_statistics(*part, factor) for part in _records(shards)],
         topology,
         bound=math.sqrt(2) * square,
@@ -120,16 +120,16 @@ def linear_regression(
     )
     upper = np.triu_indices(width)
     gram = np.zeros((width, width))
-    gram[upper] = found.mean[: len(upper[0])] / np.where(upper[0] == upper[1], 1, math.sqrt(2))
+    gram[upper] = released.mean[: len(upper[0])] / np.where(upper[0] == upper[1], 1, math.sqrt(2))
     gram = gram + np.triu(gram, 1).T
-    products = found.mean[len(upper[0]) :].reshape(width, -1) / factor
-    added = RIDGE_SHARE * noise_eigenvalue(found.deviation, width) if ridge == "auto" else float(ridge)
+    products = released.mean[len(upper[0]) :].reshape(width, -1) / factor
+    added = RIDGE_SHARE * noise_eigenvalue(released.deviation, width) if ridge == "auto" else float(ridge)
     values, vectors = np.linalg.eigh(gram)
     raised = np.maximum(values, 0) + added
     usable = raised > 0
     inverse = (vectors[:, usable] / raised[usable]) @ vectors[:, usable].T
     solution = inverse @ products
-    return LinearFit(weights=solution[:-1], intercept=solution[-1], ridge=added, aggregate=found)
+    return LinearFit(weights=solution[:-1], intercept=solution[-1], ridge=added, aggregate=released)
 
 
 def noise_eigenvalue(deviation: float, width: int) -> float:

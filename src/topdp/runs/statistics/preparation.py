@@ -139,7 +139,7 @@ def release_plan(release: ResolvedRun, query: Query) -> tuple[Plan, Account]:
     """Return the calibrated plan of `release_run`, and its account."""
     privacy = release.config.privacy
     assert release.epsilon is not None
-    found = calibrate(
+    calibrated = calibrate(
         release.write_plan,
         release.analysis,
         privacy.guarantee,
@@ -148,14 +148,14 @@ def release_plan(release: ResolvedRun, query: Query) -> tuple[Plan, Account]:
         query,
         noise_shares(release),
     )
-    plan = release.write_plan(found.deviation)
+    plan = release.write_plan(calibrated.deviation)
     return plan, account(
         plan,
         release.analysis,
         privacy.delta,
         answers=release.answers,
         guarantee=privacy.guarantee,
-        known=found.view,
+        known=calibrated.view,
         query=query,
     )
 

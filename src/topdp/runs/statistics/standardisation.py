@@ -147,8 +147,8 @@ def shrunk(values: Floats, noise: float) -> Floats:
     ([1.0, 3.0], [2.0, 2.0])
     """
     average, spread = values.mean(), values.var()
-    kept = 0.0 if spread <= noise**2 else 1 - noise**2 / spread
-    return np.asarray(average + kept * (values - average))
+    signal = 0.0 if spread <= noise**2 else 1 - noise**2 / spread
+    return np.asarray(average + signal * (values - average))
 
 
 def _moments(shards: Shards, norm: float, largest: float) -> Shards:

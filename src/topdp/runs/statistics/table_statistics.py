@@ -170,9 +170,9 @@ def describe_tables(
         _expect_stated(table, schema)
     layout = _Layout(schema, bins, correlations)
     vectors = [torch.from_numpy(layout.vectors(table)) for table in tables]
-    found = aggregate_vectors(vectors, topology, bound=1.0, **release)
-    means, noise = found.mean / layout.scale, found.deviation / layout.scale
-    derive = _Derived(layout, found.records, tuple(quantiles))
+    released = aggregate_vectors(vectors, topology, bound=1.0, **release)
+    means, noise = released.mean / layout.scale, released.deviation / layout.scale
+    derive = _Derived(layout, released.records, tuple(quantiles))
     estimates = derive(means)
     draws = stream(0, "statistics").normal(size=(SIMULATED_NOISES, len(means)))
     noises = np.array([derive(means + noise * draw) for draw in draws])
@@ -188,7 +188,7 @@ def describe_tables(
             pair: (float(estimates[place]), float(deviations[place])) for pair, place in derive.pairs.items()
         },
         shares=layout.shares,
-        aggregate=found,
+        aggregate=released,
     )
 
 
@@ -245,32 +245,32 @@ def describe_configured(
     )
 
 
-def schema_without_target(given: Schema | Mapping[str, Any] | str | os.PathLike[str]) -> Schema:
-    """Return the schema `given`, which need not name a target, because statistics predict nothing."""
-    if isinstance(given, Schema):
-        return given
-    keys = given if isinstance(given, Mapping) else read_schema_keys(given)
-    return Schema.of({"target": NO_TARGET, **keys}, "schema" if keys is given else str(given))
+def schema_without_target(schema: Schema | Mapping[str, Any] | str | os.PathLike[str]) -> Schema:
+    """Return the schema, which need not name a target, because statistics predict nothing."""
+    if isinstance(schema, Schema):
+        return schema
+    keys = schema if isinstance(schema, Mapping) else read_schema_keys(schema)
+    return Schema.of({"target": NO_TARGET, **keys}, "schema" if keys is schema else str(schema))
 
 
 def _expect_stated(table: Table, schema: Schema) -> None:
     """Raise an error unless the schema states a range or values for each column, or ignores it."""
     target = schema.targets if schema.classes is not None else ()
-    known = {*schema.ranges, *schema.categories, *target}
+    stated = {*schema.ranges, *schema.categories, *target}
     for name in table.columns:
-        if name not in known and name not in schema.ignore:
+        if name not in stated and name not in schema.ignore:
             raise SchemaError(
                 f"{table.origin}: expected a public range or a list of public values for the column "
                 f"{name!r}, got none. Ranges and values are not taken from the records. Put it under ranges, "
                 "categories or ignore."
             )
-    for name in known:
+    for name in stated:
         if name not in table.columns:
             raise DataError(
                 f"{table.origin}: expected the column {name!r} of the schema, got only "
                 f"{', '.join(table.columns)}. Add the column, or correct the schema."
             )
-    if not known:
+    if not stated:
         raise SchemaError(
             f"{table.origin}: expected a schema with at least one range or list of values, got none. Fill in "
             f"this text:\n\n{schema_template(table.columns)}\n"
@@ -320,21 +320,21 @@ class _Layout:
 
     def vectors(self, table: Table) -> Floats:
         """Return the vectors [records, numbers] of the records in `table`."""
-        made = np.zeros((table.rows, len(self.scale)))
+        vectors = np.zeros((table.rows, len(self.scale)))
         rows, scaled = np.arange(table.rows), {}
         for name, limits in self.ranges.items():
             t, gaps = scaled_numbers(table, name, limits)
             scaled[name] = t
             first = self.places["moments", name].start
-            made[:, first], made[:, first + 1] = t, np.where(gaps, 0.0, 2 * t**2 - 1)
+            vectors[:, first], vectors[:, first + 1] = t, np.where(gaps, 0.0, 2 * t**2 - 1)
             position = np.minimum(((t + 1) / 2 * self.bins).astype(int), self.bins - 1)
-            made[rows, self.places["histogram", name].start + np.where(gaps, self.bins, position)] = 1
+            vectors[rows, self.places["histogram", name].start + np.where(gaps, self.bins, position)] = 1
         for name, values in self.listed.items():
             positions, gaps = category_positions(table, name, values)
-            made[rows, self.places["counts", name].start + np.where(gaps, len(values) + 1, positions)] = 1
-        for place, (one, other) in enumerate(self.pairs):
-            made[:, self.places["correlations", ""].start + place] = scaled[one] * scaled[other]
-        return made * self.scale
+            vectors[rows, self.places["counts", name].start + np.where(gaps, len(values) + 1, positions)] = 1
+        for place, (first, second) in enumerate(self.pairs):
+            vectors[:, self.places["correlations", ""].start + place] = scaled[first] * scaled[second]
+        return vectors * self.scale
 
     def edges(self, name: str) -> tuple[float, ...]:
         """Return the limits of the bins of a column in its own unit."""
@@ -379,10 +379,10 @@ class _Derived:
         parts += [self.records * means[layout.places["counts", name]] for name in layout.listed]
         products = means[layout.places["correlations", ""]] if layout.pairs else np.zeros(0)
         correlations = [
-            (product / (present[one] * present[other]) - centre[one] * centre[other]) / scale
-            if (scale := spread[one] * spread[other]) > 0
+            (product / (present[left] * present[right]) - centre[left] * centre[right]) / scale
+            if (scale := spread[left] * spread[right]) > 0
             else math.nan
-            for product, (one, other) in zip(products, layout.pairs, strict=True)
+            for product, (left, right) in zip(products, layout.pairs, strict=True)
         ]
         return np.concatenate([*parts, np.clip(np.array(correlations), -1, 1)])
 
@@ -397,20 +397,20 @@ class _Derived:
 
     def named(self, values: Floats) -> dict[str, dict[str, Any]]:
         """Return the numbers of each column by name."""
-        found: dict[str, dict[str, Any]] = {}
+        by_column: dict[str, dict[str, Any]] = {}
         start = 0
         for name, keys in self._names.items():
             numbers = dict(zip(keys, values[start : start + len(keys)].tolist(), strict=True))
             start += len(keys)
             if name in self.layout.listed:
-                found[name] = {"counts": numbers}
+                by_column[name] = {"counts": numbers}
                 continue
-            found[name] = {
+            by_column[name] = {
                 **{key: numbers[key] for key in ("mean", "deviation", "missing")},
                 "counts": [numbers[f"bin {k}"] for k in range(self.layout.bins)],
                 "quantiles": {f"{q:g}": numbers[f"{q:g}"] for q in self.quantiles},
             }
-        return found
+        return by_column
 
 
 def _finite(value: Any) -> Any:
