@@ -13,7 +13,7 @@ SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
     "packages": 15,
-    "code lines": 38_150,
+    "code lines": 42_850,
     "repeated module names": 0,
     "repeated class names": 0,
     "repeated constant names": 0,
@@ -21,7 +21,7 @@ LIMITS = {
     "long positional constructors": 0,
     "arguments of the longest constructor": 19,
 }
-AGENT_LIMITS = {"agent modules": 185, "agent modules excluded": 0}
+AGENT_LIMITS = {"agent modules": 190, "agent modules excluded": 0}
 
 
 def measured(agents):

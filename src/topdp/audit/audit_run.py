@@ -42,7 +42,7 @@ from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.run_outline import RunOutline
-from topdp.runs.statistics.preparation import standardises
+from topdp.runs.statistics.standardisation_cost import standardises
 from topdp.simulator.simulated_noise import Draws
 
 

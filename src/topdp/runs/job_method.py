@@ -8,7 +8,7 @@ from __future__ import annotations
 from topdp.privacy.answers import CLAIMED, guarantee_kind
 from topdp.runs.config import AUTO, RunConfig
 
-ALONE = "central"
+SINGLE_SITE_METHOD = "central"
 PUBLISHED = "plain"
 OWN_NOISE = "muffliato"
 PAIR_NOISE = "correlated"
@@ -36,7 +36,7 @@ def job_method(config: RunConfig, agents: int) -> str:
     ['central', 'muffliato', 'correlated']
     """
     if agents == 1:
-        return ALONE
+        return SINGLE_SITE_METHOD
     if config.method.mode == "async" or config.privacy.guarantee == CLAIMED.name:
         return PUBLISHED
     covered = guarantee_kind(config.privacy.guarantee).relies_on_others and config.robust.rule == "mean"

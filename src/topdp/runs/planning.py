@@ -27,7 +27,7 @@ from topdp.runs.resolve import resolve
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline, budgets, deltas, guarantee_of
-from topdp.runs.statistics.preparation import (
+from topdp.runs.statistics.standardisation_cost import (
     expect_standardisable,
     release_plan,
     release_run,

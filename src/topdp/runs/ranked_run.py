@@ -46,7 +46,7 @@ from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
 from topdp.runs.run_folder import STARTING, RunFolder
 from topdp.runs.run_outline import RunOutline, method_of
-from topdp.runs.statistics.preparation import standardises
+from topdp.runs.statistics.standardisation_cost import standardises
 from topdp.simulator.ranks.process_group import ProcessGroup, join_group, local_device
 from topdp.simulator.ranks.ranked_engine import AgentPartition, BorderExchange, RankedEngine, partition
 from topdp.simulator.ranks.torchrun_environment import others

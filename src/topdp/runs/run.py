@@ -50,13 +50,13 @@ from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline
-from topdp.runs.statistics.preparation import standardises
 from topdp.runs.statistics.standardisation import (
     STANDARDISATION,
     Standardisation,
     kept_standardisation,
     release_standardisation,
 )
+from topdp.runs.statistics.standardisation_cost import standardises
 from topdp.runs.training_loop import train_to_the_end
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.simulation import Simulation

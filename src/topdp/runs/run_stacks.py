@@ -26,7 +26,7 @@ from topdp.runs.job_settings import follows_job
 from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.run_outline import RunOutline
-from topdp.runs.statistics.preparation import standardises
+from topdp.runs.statistics.standardisation_cost import standardises
 from topdp.simulator.engine import Engine
 from topdp.simulator.evaluation import Evaluation
 from topdp.simulator.run_stacking import supports

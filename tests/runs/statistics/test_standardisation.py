@@ -19,8 +19,8 @@ from topdp.runs import config, planning, run
 from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.statistics import standardisation
-from topdp.runs.statistics.preparation import release_plan, release_run
 from topdp.runs.statistics.standardisation import Standardisation, shrunk, standardisation_of
+from topdp.runs.statistics.standardisation_cost import release_plan, release_run
 from topdp.runs.training_loop import InterruptedRun
 
 RING = topology.ring(5)

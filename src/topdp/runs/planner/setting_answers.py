@@ -42,7 +42,7 @@ from topdp.runs.recommend import Recommendation, pooled_noise, recommend
 from topdp.runs.resolve import resolve_outline
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
-from topdp.runs.statistics.preparation import training_epsilon
+from topdp.runs.statistics.standardisation_cost import training_epsilon
 from topdp.topology import Topology
 
 # The status of an answer that is not computed yet.

@@ -32,7 +32,7 @@ from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.config import did_you_mean
 from topdp.runs.methods import METHODS
 from topdp.runs.result import Result
-from topdp.runs.statistics.preparation import agreeing_method
+from topdp.runs.statistics.standardisation_cost import agreeing_method
 from topdp.runs.user_training import expect_shards, train
 from topdp.topology import Topology, as_topology, complete
 

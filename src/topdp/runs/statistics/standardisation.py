@@ -31,7 +31,7 @@ from topdp.runs.config import ConfigError
 from topdp.runs.kept_keys import key_of
 from topdp.runs.planning import query_of
 from topdp.runs.run_folder import RunFolder
-from topdp.runs.statistics.preparation import SETTINGS, public_bounds, release_plan, release_run
+from topdp.runs.statistics.standardisation_cost import SETTINGS, public_bounds, release_plan, release_run
 
 STANDARDISATION = "standardisation"  # the entry of run.json
 LEAST_VARIANCE_SHARE = 0.01  # of the average variance: the least variance of an input after shrinkage
@@ -91,8 +91,8 @@ def standardisation_of_facts(facts: Mapping[str, Any]) -> Standardisation | None
 def release_standardisation(parts: Assembly, progress: Progress = silent) -> Standardisation:
     """Release means and variances of the inputs of all agents, with the share of the budget for them.
 
-    **Guarantees.** The noise is that of `preparation.release_plan`, which the account of the run counts. The
-    result is a function of the estimates that agents have after the release.
+    **Guarantees.** The noise is that of `standardisation_cost.release_plan`, which the account of the run
+    counts. The result is a function of the estimates that agents have after the release.
     """
     if parts.everyone is not None or not parts.shards.inputs.is_floating_point():
         raise ConfigError(
