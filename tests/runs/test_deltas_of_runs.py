@@ -201,7 +201,10 @@ def test_runs_at_several_deltas_compose_at_the_smallest_or_add_the_largest():
 
 def test_noise_alone_and_pooled_noise_follow_the_budgets_of_all_agents(small):
     wanted = small(
-        "privacy.delta=[1e-5, 1e-6, 1e-3, 1e-5]", "method.name=correlated", "method.secrets_degree=2"
+        "privacy.delta=[1e-5, 1e-6, 1e-3, 1e-5]",
+        "privacy.weights=equal",
+        "method.name=correlated",
+        "method.secrets_degree=2",
     )
     outline, resolved = RunOutline.of(wanted), resolve(wanted)
     alone = auto_values.noise_alone(outline, resolved.analysis, resolved.schedule)

@@ -45,7 +45,7 @@ def stats(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print private statistics of tables, from one release within a budget.
+    """Print private statistics of tables.
 
     Counts, means, deviations, histograms, quantiles, correlations and missing values, each beside the
     standard deviation of its noise. The sites are agents of a complete graph; a single site is one party that

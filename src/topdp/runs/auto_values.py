@@ -270,34 +270,34 @@ def _expect_all_batches(outline: RunOutline, config: RunConfig, analysis: Analys
             )
 
 
-def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
-    """Return the keys in which `given` differs from `begun`, the configuration of a run. An `auto` in `given`
-    never differs.
+def differing_keys(stated: RunConfig, begun: RunConfig) -> list[str]:
+    """Return the keys in which `stated` differs from `begun`, the configuration of a run. An `auto` in
+    `stated` never differs.
     """
     chosen = {
         key: getattr(begun.method, key)
         for key in ("secrets_degree", "pair_noise", "gossip")
-        if getattr(given.method, key) == "auto"
+        if getattr(stated.method, key) == "auto"
     }
-    given = _not_accelerated(with_keys(given, method=chosen))
-    given = _with_begun_settings(given, begun)
-    if given.privacy.weights == "auto":
-        given = with_keys(given, privacy={"weights": begun.privacy.weights})
-    if method_of(given).pools:
-        given = with_keys(given, privacy={"colluders": 0})
+    stated = _not_accelerated(with_keys(stated, method=chosen))
+    stated = _with_begun_settings(stated, begun)
+    if stated.privacy.weights == "auto":
+        stated = with_keys(stated, privacy={"weights": begun.privacy.weights})
+    if method_of(stated).pools:
+        stated = with_keys(stated, privacy={"colluders": 0})
     # Sinks do not change the results of a run.
-    new, old = (dotted(config.model_dump(exclude={"report"})) for config in (given, begun))
+    new, old = (dotted(config.model_dump(exclude={"report"})) for config in (stated, begun))
     return sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
 
 
-def _with_begun_settings(given: RunConfig, begun: RunConfig) -> RunConfig:
-    """Return `given` with the values of `begun` for settings that follow the job and are "auto"."""
-    if is_auto(given.rounds):
-        given = given.model_copy(update={"rounds": begun.rounds})
+def _with_begun_settings(stated: RunConfig, begun: RunConfig) -> RunConfig:
+    """Return `stated` with the values of `begun` for settings that follow the job and are "auto"."""
+    if is_auto(stated.rounds):
+        stated = stated.model_copy(update={"rounds": begun.rounds})
     for section, key in (("method", "name"), ("privacy", "clip"), ("train", "learning_rate")):
-        if is_auto(getattr(getattr(given, section), key)):
-            given = with_keys(given, **{section: {key: getattr(getattr(begun, section), key)}})
-    return given
+        if is_auto(getattr(getattr(stated, section), key)):
+            stated = with_keys(stated, **{section: {key: getattr(getattr(begun, section), key)}})
+    return stated
 
 
 def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
