@@ -37,7 +37,7 @@ from topdp.topology import Topology
 COMPARED_METHODS = [method for method in METHODS.values() if method.comparable]
 COMPARED_ROUNDS = 20  # rounds after which the noise is compared
 
-MIN_IMAGE_SIDE = 8  # of images with scattering features
+MIN_SCATTERED_SIDE = 8  # of images with scattering features
 
 # The training settings of the comparison: equal, plain steps, so that only the noise of methods differs.
 PLAIN_STEPS = {
@@ -205,7 +205,7 @@ def _training(
     elif kind.is_text:
         changes["model.name"] = WORD_COUNTS
         why = "Texts: a linear model of word counts needs little budget."
-    elif kind.is_image and min(kind.shape[1:]) >= MIN_IMAGE_SIDE:
+    elif kind.is_image and min(kind.shape[1:]) >= MIN_SCATTERED_SIDE:
         changes |= {"data.features": "scattering", "model.name": "linear"}
         why = "Images: public scattering features and a linear model need little budget."
     else:
