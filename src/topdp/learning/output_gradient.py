@@ -64,8 +64,9 @@ def output_gradient(
             outputs = call_model(module, {}, record[None])
             # The mean over random signs is the sum of the squares over all outputs.
             signs = torch.randint(0, 2, outputs.shape, generator=generator) * 2 - 1
-            gradients = torch.autograd.grad((outputs * signs).sum(), trained, allow_unused=True)
-        square = sum(float(part.double().square().sum()) for part in gradients if part is not None)
+            partial_gradients = torch.autograd.grad((outputs * signs).sum(), trained, allow_unused=True)
+        gradients = [gradient.double() for gradient in partial_gradients if gradient is not None]
+        square = sum(float(gradient.square().sum()) for gradient in gradients)
         averaged = outputs[0].shape[1:] if task.loss.name == "cross-entropy" else outputs[0].shape
         squares.append(square / outputs.numel())
         values = math.prod(averaged)

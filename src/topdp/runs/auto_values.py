@@ -290,14 +290,14 @@ def differing_keys(stated: RunConfig, begun: RunConfig) -> list[str]:
     return sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
 
 
-def _with_begun_settings(stated: RunConfig, begun: RunConfig) -> RunConfig:
-    """Return `stated` with the values of `begun` for settings that follow the job and are "auto"."""
-    if is_auto(stated.rounds):
-        stated = stated.model_copy(update={"rounds": begun.rounds})
+def _with_begun_settings(config: RunConfig, begun: RunConfig) -> RunConfig:
+    """Return `config` with the values of `begun` for settings that follow the job and are "auto"."""
+    if is_auto(config.rounds):
+        config = config.model_copy(update={"rounds": begun.rounds})
     for section, key in (("method", "name"), ("privacy", "clip"), ("train", "learning_rate")):
-        if is_auto(getattr(getattr(stated, section), key)):
-            stated = with_keys(stated, **{section: {key: getattr(getattr(begun, section), key)}})
-    return stated
+        if is_auto(getattr(getattr(config, section), key)):
+            config = with_keys(config, **{section: {key: getattr(getattr(begun, section), key)}})
+    return config
 
 
 def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

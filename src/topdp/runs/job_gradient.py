@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from topdp.runs.config import RunConfig
-from topdp.runs.job_records import RecordKind
 from topdp.runs.named_model import named_model, named_task
 from topdp.runs.named_records import named_features
 from topdp.runs.run_outline import RunOutline
@@ -42,6 +41,7 @@ def named_gradient(outline: RunOutline) -> OutputGradient:
     import torch
 
     from topdp.learning.models import FlatModel
+    from topdp.runs.job_records import RecordKind
 
     config = outline.config
     task, kind = named_task(config), RecordKind.of(outline)

@@ -95,13 +95,13 @@ def with_job_settings(
     return outline
 
 
-def chosen_for_job(given: RunConfig, resolved: RunConfig) -> dict[str, Any]:
-    """Return the values of `resolved` for the settings that are "auto" in `given`, with their names."""
+def chosen_for_job(config: RunConfig, resolved: RunConfig) -> dict[str, Any]:
+    """Return the values of `resolved` for the settings that are "auto" in `config`, with their names."""
     values = {
-        "method": (given.method.name, resolved.method.name),
-        "rounds": (given.rounds, resolved.rounds),
-        "clip": (given.privacy.clip, resolved.privacy.clip),
-        "learning_rate": (given.train.learning_rate, resolved.train.learning_rate),
+        "method": (config.method.name, resolved.method.name),
+        "rounds": (config.rounds, resolved.rounds),
+        "clip": (config.privacy.clip, resolved.privacy.clip),
+        "learning_rate": (config.train.learning_rate, resolved.train.learning_rate),
     }
     return {name: chosen for name, (before, chosen) in values.items() if is_auto(before)}
 

@@ -69,8 +69,8 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
     name = config.model.name
     if name not in (*ROW_SIZES, WORD_COUNTS):
         if ":" not in name:
-            known = [*ROW_SIZES, WORD_COUNTS, "module:factory"]
-            raise ConfigError(f"model.name: got {name!r}.{did_you_mean(name, known)}")
+            names = [*ROW_SIZES, WORD_COUNTS, "module:factory"]
+            raise ConfigError(f"model.name: got {name!r}.{did_you_mean(name, names)}")
         return None, f"The size of {name} is unknown, because the model is not made before a run."
     if config.data.name not in CATALOGUE:
         return None, "The shape of your own records is unknown before they are read."
