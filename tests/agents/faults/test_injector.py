@@ -10,8 +10,8 @@ SHARE = 2  # schedules of each setting
 
 SHOWS = {  # seeds that show a planted fault quickly; `--planted` tries others
     "sent-before-it-is-booked": [109],
-    "fresh-bytes-on-resend": [100, 101],
-    "no-digest-compared": [100, 101],
+    "fresh-bytes-on-resend": [102, 100],
+    "no-digest-compared": [102, 100],
     "no-acknowledgement": [103, 102],
     "acknowledged-before-it-is-on-disk": [123, 130],
 }
