@@ -79,6 +79,7 @@ def start_agent(folder: Path, name: str, pace: float) -> subprocess.Popen[bytes]
     command = [sys.executable, __file__, AGENT_ARGUMENT, str(pace), "agent", "start", "--json", "--json-log"]
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(site / "identity")]
     command += ["--data", str(site / "records.npz"), "--state", str(site / "state")]
+    command += ["--site", str(site / "site")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with (site / "log.jsonl").open("ab") as log, (site / "out.json").open("ab") as out:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment)

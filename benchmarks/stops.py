@@ -58,6 +58,7 @@ def start_agent(folder: Path, name: str) -> BaseProcess:
     command = ["agent", "start", "--json", "--json-log"]
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / "records.npz"), "--state", str(folder / f"state-{name}")]
+    command += ["--site", str(folder / f"site-{name}")]
     (folder / f"{name}.log").touch()
     return child_processes.start(command, folder / f"{name}.log")
 
