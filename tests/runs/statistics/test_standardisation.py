@@ -17,7 +17,7 @@ from topdp.learning.standardise import Standardise
 from topdp.privacy.accounting import account
 from topdp.runs import config, planning, run
 from topdp.runs.resolve import resolve
-from topdp.runs.run_folder import RunFolder
+from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.statistics import standardisation
 from topdp.runs.statistics.standardisation import Standardisation, shrunk, standardisation_of
 from topdp.runs.statistics.standardisation_cost import release_plan, release_run
@@ -180,6 +180,24 @@ def test_a_resumed_run_has_the_same_constants_and_makes_no_second_release(small,
     assert resumed.model(0)[0].mean.tolist() == pytest.approx(facts["mean"], rel=1e-6)
     monkeypatch.undo()
     assert torch.equal(resumed.estimates, run.run(small(), tmp_path / "whole").estimates)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("standardise_share = 0.1", "standardise_share = 0.01"),
+        ('standardise = "private"', 'standardise = "none"'),
+    ],
+)
+def test_an_account_is_not_computed_for_another_release_than_that_of_the_run(small, tmp_path, before, after):
+    """It would state less than was spent, because the plan has the training only."""
+    run.run(small(), tmp_path / "run")
+    file = tmp_path / "run" / "config.toml"
+    assert before in file.read_text()
+    planning.account_of_run(tmp_path / "run")
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(RunFolderError, match=r"data\.standardise"):
+        planning.account_of_run(tmp_path / "run")
 
 
 def test_files_statements_and_json_state_the_release(small, tmp_path, topdp):
