@@ -14,10 +14,14 @@ from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.manifest import Rules
 from topdp.errors import InputError
 from topdp.learning.standardise import Standardise
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy.accounting import account
 from topdp.runs import config, planning, run
+from topdp.runs.finished_run import run_single
 from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import RunFolder, RunFolderError
+from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_stacks import Dealer
 from topdp.runs.statistics import standardisation
 from topdp.runs.statistics.standardisation import Standardisation, shrunk, standardisation_of
 from topdp.runs.statistics.standardisation_cost import release_plan, release_run
@@ -198,6 +202,16 @@ def test_an_account_is_not_computed_for_another_release_than_that_of_the_run(sma
     file.write_text(file.read_text().replace(before, after))
     with pytest.raises(RunFolderError, match=r"data\.standardise"):
         planning.account_of_run(tmp_path / "run")
+
+
+def test_a_run_that_begins_again_with_its_key_makes_the_same_release(small):
+    """Other constants under the same noise would show the difference of gradients without noise."""
+    outline = RunOutline.of(config.parse(small().model_dump(exclude={"noise_seed"}, exclude_none=True)))
+    dealer = Dealer(torch.device("cpu"))
+    first, again, other = (run_single(outline, NoiseKey(bytes([k] * 32)), dealer) for k in (1, 1, 2))
+    assert first.begun["standardisation"] == again.begun["standardisation"]
+    assert first.begun["standardisation"]["mean"] != other.begun["standardisation"]["mean"]
+    np.testing.assert_array_equal(first.estimates, again.estimates)
 
 
 def test_files_statements_and_json_state_the_release(small, tmp_path, topdp):
