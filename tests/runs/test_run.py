@@ -238,6 +238,34 @@ def test_a_run_is_not_resumed_under_settings_that_differ_from_its_account(
             planning.account_of_run(tmp_path / "run")
 
 
+@pytest.mark.parametrize("batch", [{"cycle": 4}, {"poisson": 4}])
+@pytest.mark.parametrize(("before", "after"), [("agents", "records"), ("records", "agents")])
+def test_a_run_is_not_continued_with_another_weighting_of_records(tmp_path, batch, before, after):
+    """Batches of the same size then use a record more often, at the same sensitivity."""
+    pairs = [(torch.rand(count, 2), torch.arange(count) % 2) for count in (8, 8, 80)]
+    topdp.train(
+        "linear",
+        topdp.Shards.from_arrays(pairs),
+        topology.ring(3),
+        method="dsgd",
+        guarantee="worst-case",
+        rounds=10,
+        clip=1.0,
+        learning_rate=0.1,
+        batch=batch,
+        weighting=before,
+        out=tmp_path / "run",
+    )
+    file = tmp_path / "run" / "config.toml"
+    text = file.read_text()
+    assert f'weighting = "{before}"' in text
+    file.write_text(text.replace(f'weighting = "{before}"', f'weighting = "{after}"'))
+    with pytest.raises(RunFolderError, match="batches"):
+        topdp.load(tmp_path / "run")
+    file.write_text(text)
+    topdp.load(tmp_path / "run")
+
+
 def test_a_run_is_not_resumed_with_records_in_another_order(tmp_path):
     """In a cycle some records would be used more often than the account states."""
     inputs, labels = torch.rand(3, 12, 4), torch.arange(36).reshape(3, 12) % 2

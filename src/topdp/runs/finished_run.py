@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def run_stacked(
 def run_single(run: RunOutline, key: NoiseKey, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
     """Compute one run until it ends or diverges, and return it."""
     (parts,) = dealer.assemblies([run])
-    job = replace(plan_run(parts, progress), key=key)
+    job = plan_run(parts, progress, key)
     try:
         return FinishedRun.of(job, execute(job, None, progress))
     except DivergedError:

@@ -203,8 +203,14 @@ def account_of_run(
     config, plan = folder.config, folder.plan
     run = resolve(with_further_answers(config, answers), graph_of_run(config, path), counts_of_run(folder))
     expect_plan_of(run, plan, path)
-    expect_account_of(run.config, run.analysis, folder)
-    return run, plan, accounted(run, plan, None, progress)
+    stored = expect_account_of(run.config, run.analysis, folder)
+    account = accounted(run, plan, None, progress)
+    if account.prepared != stored.prepared:  # no other setting is about what was released before training
+        raise RunFolderError(
+            f"Expected the same data.standardise and data.standardise_share as at the start of the run in "
+            f"{path}, got other values, for which the account would be wrong. Restore config.toml."
+        )
+    return run, plan, account
 
 
 def with_further_answers(config: RunConfig, answers: Collection[str]) -> RunConfig:

@@ -207,13 +207,15 @@ class PlannedRun:
         return self.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))
 
 
-def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
+def plan_run(parts: Assembly, progress: Progress, key: NoiseKey | None = None) -> PlannedRun:
+    """Return the planned run. `key`: its noise key; None: that of a new run."""
     progress("planning")
     plan, account = plan_and_account(parts.run, progress)
-    standardisation = release_standardisation(parts, progress) if standardises(parts.run.config) else None
-    if standardisation is not None:
+    key, standardisation = key or key_of(parts.run.config), None
+    if standardises(parts.run.config):
+        standardisation = release_standardisation(parts, key, progress)
         parts = standardisation.prepared(parts)
-    return PlannedRun(parts, plan, account, key_of(parts.run.config), standardisation=standardisation)
+    return PlannedRun(parts, plan, account, key, standardisation=standardisation)
 
 
 def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:

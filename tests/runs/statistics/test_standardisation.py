@@ -14,10 +14,14 @@ from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.manifest import Rules
 from topdp.errors import InputError
 from topdp.learning.standardise import Standardise
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy.accounting import account
 from topdp.runs import config, planning, run
+from topdp.runs.finished_run import run_single
 from topdp.runs.resolve import resolve
-from topdp.runs.run_folder import RunFolder
+from topdp.runs.run_folder import RunFolder, RunFolderError
+from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_stacks import Dealer
 from topdp.runs.statistics import standardisation
 from topdp.runs.statistics.standardisation import Standardisation, shrunk, standardisation_of
 from topdp.runs.statistics.standardisation_cost import release_plan, release_run
@@ -180,6 +184,34 @@ def test_a_resumed_run_has_the_same_constants_and_makes_no_second_release(small,
     assert resumed.model(0)[0].mean.tolist() == pytest.approx(facts["mean"], rel=1e-6)
     monkeypatch.undo()
     assert torch.equal(resumed.estimates, run.run(small(), tmp_path / "whole").estimates)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("standardise_share = 0.1", "standardise_share = 0.01"),
+        ('standardise = "private"', 'standardise = "none"'),
+    ],
+)
+def test_an_account_is_not_computed_for_another_release_than_that_of_the_run(small, tmp_path, before, after):
+    """It would state less than was spent, because the plan has the training only."""
+    run.run(small(), tmp_path / "run")
+    file = tmp_path / "run" / "config.toml"
+    assert before in file.read_text()
+    planning.account_of_run(tmp_path / "run")
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(RunFolderError, match=r"data\.standardise"):
+        planning.account_of_run(tmp_path / "run")
+
+
+def test_a_run_that_begins_again_with_its_key_makes_the_same_release(small):
+    """Other constants under the same noise would show the difference of gradients without noise."""
+    outline = RunOutline.of(config.parse(small().model_dump(exclude={"noise_seed"}, exclude_none=True)))
+    dealer = Dealer(torch.device("cpu"))
+    first, again, other = (run_single(outline, NoiseKey(bytes([k] * 32)), dealer) for k in (1, 1, 2))
+    assert first.begun["standardisation"] == again.begun["standardisation"]
+    assert first.begun["standardisation"]["mean"] != other.begun["standardisation"]["mean"]
+    np.testing.assert_array_equal(first.estimates, again.estimates)
 
 
 def test_files_statements_and_json_state_the_release(small, tmp_path, topdp):

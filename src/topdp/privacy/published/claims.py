@@ -72,8 +72,10 @@ class Analysis:
             "clip": self.clip,
             "sensitivity": exposure.sensitivity.tolist(),
             "batches": [
-                {"kind": kind, "size": size}
-                for kind, size in dict.fromkeys((b.kind, getattr(b, "size", None)) for b in self.batches)
+                {"kind": kind, "size": size, **({} if mean is None else {"mean_records": mean})}
+                for kind, size, mean in dict.fromkeys(
+                    (b.kind, getattr(b, "size", None), b.mean_records) for b in self.batches
+                )
             ],
             **({"noise_on": "estimate"} if self.leaves_out_step else {}),
             **({"unit": self.unit, "sites_per_person": self.sites} if self.unit != "record" else {}),

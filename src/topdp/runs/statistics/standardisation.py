@@ -25,10 +25,10 @@ from topdp.data import Shards
 from topdp.learning.models import FlatModel, linear
 from topdp.learning.standardise import Standardise
 from topdp.learning.tasks import Task
+from topdp.plan.noise_key import NoiseKey
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import ConfigError
-from topdp.runs.kept_keys import key_of
 from topdp.runs.planning import query_of
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.statistics.standardisation_cost import SETTINGS, public_bounds, release_plan, release_run
@@ -88,11 +88,12 @@ def standardisation_of_facts(facts: Mapping[str, Any]) -> Standardisation | None
     return None if stored is None else Standardisation.of_facts(stored)
 
 
-def release_standardisation(parts: Assembly, progress: Progress = silent) -> Standardisation:
+def release_standardisation(parts: Assembly, key: NoiseKey, progress: Progress = silent) -> Standardisation:
     """Release means and variances of the inputs of all agents, with the share of the budget for them.
 
     **Guarantees.** The noise is that of `standardisation_cost.release_plan`, which the account of the run
-    counts. The result is a function of the estimates that agents have after the release.
+    counts. The result is a function of the estimates that agents have after the release. It follows from the
+    noise key of the run, so a run that begins again with its key makes the same release.
     """
     if parts.everyone is not None or not parts.shards.inputs.is_floating_point():
         raise ConfigError(
@@ -111,7 +112,7 @@ def release_standardisation(parts: Assembly, progress: Progress = silent) -> Sta
         device=parts.device,
         task=Task.of("linear"),
     )
-    engine = assembly.engine(plan, key_of(release.config))
+    engine = assembly.engine(plan, NoiseKey(key.derive(STANDARDISATION)))
     state = engine.start(assembly.start)
     while state.releases < plan.releases:
         state = engine.advance(state)

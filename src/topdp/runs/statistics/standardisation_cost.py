@@ -23,7 +23,6 @@ import numpy as np
 from topdp.base.array_types import Floats
 from topdp.base.number_text import rounded_up
 from topdp.plan import Plan
-from topdp.plan.random_streams import stream
 from topdp.privacy.accounting import Account, account
 from topdp.privacy.answers import ADAPTIVE, ANSWERS, OUTSIDER, WORST_CASE, Answer
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
@@ -130,8 +129,6 @@ def release_run(run: ResolvedRun) -> ResolvedRun:
         "model": {"name": GIVEN},
         "train": {"loss": "linear", "learning_rate": 1.0, "fading": "none"},
     }
-    if config.noise_seed is not None:
-        tree["noise_seed"] = int(stream(config.noise_seed, "standardise").integers(2**62))
     return resolve(parse(tree, "standardisation"), run.graph, run.counts)
 
 

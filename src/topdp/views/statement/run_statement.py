@@ -132,7 +132,7 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
         "clip": privacy["clip"],
         "clipping": settings["privacy"]["clipping"],
         **weighting_facts(settings),
-        "batches": f"; batches in which a {guarantee['unit']} is used: {', '.join(batches)}",
+        "batches": f"; batches in which a {guarantee['unit']} is used: {', '.join(dict.fromkeys(batches))}",
         "sensitivity": {"least": min(privacy["sensitivity"]), "largest": max(privacy["sensitivity"])},
         "calibrated": bool(privacy["guarantee"]),
         "calibrated_epsilon": f"{min(budget):g} to {max(budget):g}, by agent"
