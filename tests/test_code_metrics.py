@@ -13,7 +13,7 @@ SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
     "packages": 15,
-    "code lines": 42_850,
+    "code lines": 42_900,
     "repeated module names": 0,
     "repeated class names": 0,
     "repeated constant names": 0,

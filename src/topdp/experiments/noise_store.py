@@ -120,6 +120,11 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             "Expected one privacy.epsilon and one privacy.delta for all agents, got "
             f"{config.privacy.epsilon} and {config.privacy.delta}."
         )
+    if config.privacy.sites_per_person != 1 or config.data.standardise != "none":
+        raise InputError(
+            "Expected each person at one agent, and inputs as they are, got privacy.sites_per_person = "
+            f"{config.privacy.sites_per_person}, data.standardise = {config.data.standardise!r}."
+        )
     tree = config.model_dump(exclude_none=True)
     method, kind = method_of(config), noise_kind(config)
     if "async" not in method.modes:  # all rows are public, and all noise is in the gradient releases

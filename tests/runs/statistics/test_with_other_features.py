@@ -48,6 +48,12 @@ def test_a_loaded_result_standardises_what_it_predicts(tmp_path, own):
     assert not np.allclose(plain, expected, atol=1e-3)  # without the layer predictions would differ
 
 
+@pytest.mark.parametrize("guarantee", ["view", "claimed"])
+def test_a_guarantee_that_does_not_cover_the_average_is_refused(guarantee):
+    with pytest.raises(InputError, match="adaptive or worst-case"):
+        topdp.aggregate(lambda x, y: x, shards(), topdp.topology.complete(3), bound=5.0, guarantee=guarantee)
+
+
 def test_statistics_of_persons_are_refused():
     """One person could move a sum once for each record."""
     some = shards(persons=[np.arange(60) // 2 + 100 * agent for agent in range(3)])

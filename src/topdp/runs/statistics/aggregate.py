@@ -27,7 +27,7 @@ from topdp.errors import InputError
 from topdp.learning.models import linear
 from topdp.plan import Plan
 from topdp.privacy.accounting import Account
-from topdp.privacy.answers import guarantee_kind
+from topdp.privacy.answers import ADAPTIVE, guarantee_kind
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.config import did_you_mean
 from topdp.runs.methods import METHODS
@@ -181,6 +181,14 @@ def aggregate_vectors(
         raise InputError(
             f"Expected bound to be a finite number > 0, got {bound!r}. It is the largest norm of the vector "
             "of a record, from public knowledge."
+        )
+    guarantee = settings.get("guarantee", ADAPTIVE.name)
+    if not guarantee_kind(
+        guarantee
+    ).proved:  # the average of all estimates is more than one agent of `view` sees
+        raise InputError(
+            "Expected guarantee adaptive or worst-case, which cover the average of all agents, got "
+            f"{guarantee!r}."
         )
     counts = tuple(len(part) for part in vectors)
     inputs = torch.zeros(len(vectors), max(counts), vectors[0].shape[1], dtype=torch.float64)
