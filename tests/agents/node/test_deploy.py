@@ -152,7 +152,7 @@ def test_a_container_passes_sigterm_on_and_waits_for_the_agent(tmp_path):
     ) as made:
         assert made.stdout.readline() == "ready\n"
         made.terminate()
-        assert made.stdout.read() == "ended\n" and made.wait(30) == 6
+        assert made.communicate(timeout=30)[0] == "ended\n" and made.returncode == 6
 
 
 # Prometheus and Grafana
